@@ -1,0 +1,3 @@
+//! The program `tilewise`.
+
+fn main() {}

@@ -1,0 +1,315 @@
+//! Tensors on the device, and views of them.
+
+use core::ops::Range;
+use std::sync::Arc;
+
+use super::device::Gpu;
+use super::memory::{DeviceBuffer, Purpose};
+use crate::error::{Error, Result};
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for f32 {}
+    impl Sealed for half::f16 {}
+    impl Sealed for half::bf16 {}
+}
+
+/// A number type that tensors can be uploaded from. Widened to f32 on the way; the device holds f32.
+pub trait Element: Copy + Send + Sync + sealed::Sealed {
+    /// The same number as f32. Exact for all three types.
+    fn to_f32(self) -> f32;
+}
+
+impl Element for f32 {
+    fn to_f32(self) -> f32 {
+        self
+    }
+}
+
+impl Element for half::f16 {
+    fn to_f32(self) -> f32 {
+        self.to_f32()
+    }
+}
+
+impl Element for half::bf16 {
+    fn to_f32(self) -> f32 {
+        self.to_f32()
+    }
+}
+
+/// A tensor of f32 on the device, or a view of one: a buffer, an offset, a shape and strides.
+///
+/// Cloning and viewing copy nothing. The memory is freed when the last tensor on it is dropped, in whatever order tensors and
+/// engine go.
+///
+/// Attention takes q, k and v as (batch, heads, length, dim) in this order of axes, wherever they lie: data stored as (batch,
+/// length, heads, dim) or as the columns of a fused projection is taken as it is, through [`Tensor::heads`],
+/// [`Tensor::permute`] and [`Tensor::slice`]. Only the last axis has to be contiguous.
+#[derive(Debug, Clone)]
+pub struct Tensor {
+    gpu: Arc<Gpu>,
+    buffer: Arc<DeviceBuffer>,
+    offset: usize,
+    shape: Vec<usize>,
+    strides: Vec<usize>,
+}
+
+/// The part of a tensor's buffer that a kernel sees.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Window {
+    /// Where it starts, as the device's alignment allows.
+    pub(crate) offset_bytes: u64,
+    pub(crate) bytes: u64,
+    /// Where in it the tensor's first element is, in elements.
+    pub(crate) first_elem: u32,
+}
+
+/// Elements of a dense tensor, or an error where their count or their byte count can't be held.
+pub(crate) fn count_elems(shape: &[usize]) -> Result<usize> {
+    let elems = shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size));
+    elems
+        .filter(|&elems| elems <= u32::MAX as usize)
+        .ok_or_else(|| Error::invalid(format!("shape {shape:?}; accepted: up to {} elements", u32::MAX)))
+}
+
+fn dense_strides(shape: &[usize]) -> Vec<usize> {
+    let mut strides = vec![1; shape.len()];
+    for axis in (1..shape.len()).rev() {
+        strides[axis - 1] = strides[axis] * shape[axis].max(1);
+    }
+    strides
+}
+
+const BUFFER_USES: wgpu::BufferUsages =
+    wgpu::BufferUsages::STORAGE.union(wgpu::BufferUsages::COPY_SRC).union(wgpu::BufferUsages::COPY_DST);
+
+impl Tensor {
+    pub(crate) fn upload<T: Element>(gpu: &Arc<Gpu>, label: &str, data: &[T], shape: &[usize]) -> Result<Self> {
+        let elems = count_elems(shape)?;
+        if data.len() != elems {
+            return Err(Error::invalid(format!("{} elements for shape {shape:?}; accepted: {elems}", data.len())));
+        }
+        let widened: Vec<f32> = data.iter().map(|x| x.to_f32()).collect();
+        let contents = bytemuck::cast_slice(&widened);
+        let buffer = gpu.create_buffer(label, 4 * elems as u64, BUFFER_USES, Purpose::Input, Some(contents))?;
+        Ok(Self::dense(gpu, buffer, shape))
+    }
+
+    /// A dense tensor of undefined contents.
+    pub(crate) fn alloc(gpu: &Arc<Gpu>, label: &str, shape: &[usize], purpose: Purpose) -> Result<Self> {
+        let elems = count_elems(shape)?;
+        Ok(Self::dense(gpu, gpu.create_buffer(label, 4 * elems as u64, BUFFER_USES, purpose, None)?, shape))
+    }
+
+    /// A tensor on a buffer of the caller's.
+    pub(crate) fn borrow(gpu: &Arc<Gpu>, raw: wgpu::Buffer, offset: usize, shape: &[usize]) -> Result<Self> {
+        let elems = count_elems(shape)?;
+        let held = usize::try_from(raw.size() / 4).unwrap_or(usize::MAX);
+        if offset.checked_add(elems).is_none_or(|end| end > held) {
+            return Err(Error::invalid(format!(
+                "shape {shape:?} at element {offset} of a buffer that holds {held} f32; accepted: what fits"
+            )));
+        }
+        if !raw.usage().contains(wgpu::BufferUsages::STORAGE) {
+            return Err(Error::invalid(format!("a buffer of usage {:?}; accepted: STORAGE among them", raw.usage())));
+        }
+        Ok(Self { offset, ..Self::dense(gpu, Arc::new(DeviceBuffer::borrowed(raw)), shape) })
+    }
+
+    fn dense(gpu: &Arc<Gpu>, buffer: Arc<DeviceBuffer>, shape: &[usize]) -> Self {
+        Self { gpu: Arc::clone(gpu), buffer, offset: 0, shape: shape.to_vec(), strides: dense_strides(shape) }
+    }
+
+    /// The size of each axis.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The distance between neighbours along each axis, in elements.
+    pub fn strides(&self) -> &[usize] {
+        &self.strides
+    }
+
+    /// Where the first element is in the buffer, in elements.
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Elements in the tensor.
+    pub fn elems(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// The buffer underneath. Other tensors may lie in it.
+    pub fn raw_buffer(&self) -> &wgpu::Buffer {
+        &self.buffer.raw
+    }
+
+    /// The axes in another order: axis `i` of the result is axis `order[i]` of this tensor.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if `order` isn't a permutation of the axes.
+    pub fn permute(&self, order: &[usize]) -> Result<Self> {
+        let mut sorted = order.to_vec();
+        sorted.sort_unstable();
+        if !sorted.iter().copied().eq(0..self.shape.len()) {
+            return Err(Error::invalid(format!(
+                "axis order {order:?}; accepted: each of 0..{} once",
+                self.shape.len()
+            )));
+        }
+        let pick = |values: &[usize]| order.iter().map(|&axis| values[axis]).collect();
+        Ok(Self { shape: pick(&self.shape), strides: pick(&self.strides), ..self.clone() })
+    }
+
+    /// The part of the tensor within `range` along one axis.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there is no such axis or no such range in it.
+    pub fn slice(&self, axis: usize, range: Range<usize>) -> Result<Self> {
+        let size = self.axis_size(axis)?;
+        if range.start > range.end || range.end > size {
+            return Err(Error::invalid(format!("range {range:?} of axis {axis}; accepted: within 0..{size}")));
+        }
+        let mut view = self.clone();
+        view.shape[axis] = range.len();
+        // An empty view points at nothing; keep its offset within the buffer.
+        if !range.is_empty() {
+            view.offset += range.start * self.strides[axis];
+        }
+        Ok(view)
+    }
+
+    /// One axis split in two, the first of `outer` elements.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there is no such axis or its size is no multiple of `outer`.
+    pub fn unflatten(&self, axis: usize, outer: usize) -> Result<Self> {
+        let size = self.axis_size(axis)?;
+        if outer == 0 || size % outer != 0 {
+            return Err(Error::invalid(format!(
+                "axis {axis} of size {size} into {outer} parts; accepted: divisors of {size}"
+            )));
+        }
+        let inner = size / outer;
+        let mut view = self.clone();
+        view.shape.splice(axis..=axis, [outer, inner]);
+        view.strides.splice(axis..=axis, [inner * self.strides[axis], self.strides[axis]]);
+        Ok(view)
+    }
+
+    /// A projection's output (batch, length, heads·dim) seen as (batch, heads, length, dim).
+    ///
+    /// ```no_run
+    /// # fn main() -> tilewise::Result<()> {
+    /// # let engine = tilewise::Engine::new()?;
+    /// # let (batch, len, heads, dim) = (2, 5, 3, 4);
+    /// # let fused = vec![0.0f32; batch * len * 3 * heads * dim];
+    /// // A fused QKV projection: (batch, len, 3·heads·dim).
+    /// let qkv = engine.upload(&fused, [batch, len, 3 * heads * dim])?;
+    /// let q = qkv.slice(2, 0..heads * dim)?.heads(heads)?;
+    /// let k = qkv.slice(2, heads * dim..2 * heads * dim)?.heads(heads)?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the tensor hasn't three axes or the last is no multiple of `heads`.
+    pub fn heads(&self, heads: usize) -> Result<Self> {
+        if self.shape.len() != 3 {
+            return Err(Error::invalid(format!("shape {:?}; accepted: (batch, length, heads·dim)", self.shape)));
+        }
+        self.unflatten(2, heads)?.permute(&[0, 2, 1, 3])
+    }
+
+    fn axis_size(&self, axis: usize) -> Result<usize> {
+        let size = self.shape.get(axis).copied();
+        size.ok_or_else(|| Error::invalid(format!("axis {axis}; accepted: 0..{}", self.shape.len())))
+    }
+
+    /// Whether the elements lie in row-major order without gaps.
+    pub(crate) fn is_dense(&self) -> bool {
+        let dense = dense_strides(&self.shape);
+        self.shape
+            .iter()
+            .zip(self.strides.iter().zip(dense))
+            .all(|(&size, (&stride, dense))| size <= 1 || stride == dense)
+    }
+
+    /// A dense tensor of another shape on the first elements of this dense one.
+    pub(crate) fn reinterpret(&self, shape: &[usize]) -> Result<Self> {
+        let elems = count_elems(shape)?;
+        if elems > 0 && (!self.is_dense() || elems > self.elems()) {
+            return Err(Error::invalid(format!(
+                "{} elements, strides {:?}; accepted: at least {elems} dense elements",
+                self.elems(),
+                self.strides
+            )));
+        }
+        Ok(Self { shape: shape.to_vec(), strides: dense_strides(shape), ..self.clone() })
+    }
+
+    pub(crate) fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
+    pub(crate) fn buffer(&self) -> &DeviceBuffer {
+        &self.buffer
+    }
+
+    /// The elements of the buffer from the tensor's first to its last.
+    pub(crate) fn extent(&self) -> Range<usize> {
+        if self.elems() == 0 {
+            return self.offset..self.offset;
+        }
+        let last: usize = self.shape.iter().zip(&self.strides).map(|(size, stride)| (size - 1) * stride).sum();
+        self.offset..self.offset + last + 1
+    }
+
+    /// Whether any element of the two may be the same.
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        let (a, b) = (self.extent(), other.extent());
+        self.shares_buffer(other) && a.start < b.end && b.start < a.end
+    }
+
+    /// Whether the two lie in one buffer.
+    pub(crate) fn shares_buffer(&self, other: &Self) -> bool {
+        self.buffer.raw == other.buffer.raw
+    }
+
+    /// The smallest window on the buffer that the device lets a kernel have and that holds the tensor.
+    pub(crate) fn window(&self, limits: &wgpu::Limits) -> Result<Window> {
+        let extent = self.extent();
+        let alignment = u64::from(limits.min_storage_buffer_offset_alignment.max(4));
+        if extent.is_empty() {
+            return Ok(Window { offset_bytes: 0, bytes: 16.min(self.buffer.raw.size()), first_elem: 0 });
+        }
+        let start = 4 * extent.start as u64;
+        let offset_bytes = start / alignment * alignment;
+        let bytes = 4 * extent.end as u64 - offset_bytes;
+        let allowed = limits.max_storage_buffer_binding_size;
+        if bytes > allowed {
+            return Err(Error::unsupported("bytes in one storage binding", bytes, allowed));
+        }
+        let first_elem = u32::try_from((start - offset_bytes) / 4).unwrap_or(0); // below the alignment
+        Ok(Window { offset_bytes, bytes, first_elem })
+    }
+
+    /// Every element's place in the buffer, relative to the extent's start, in row-major order of the shape.
+    pub(crate) fn for_each_place(&self, mut visit: impl FnMut(usize)) {
+        let mut index = vec![0usize; self.shape.len()];
+        let mut place = 0;
+        for _ in 0..self.elems() {
+            visit(place);
+            for axis in (0..index.len()).rev() {
+                index[axis] += 1;
+                place += self.strides[axis];
+                if index[axis] < self.shape[axis] {
+                    break;
+                }
+                place -= index[axis] * self.strides[axis];
+                index[axis] = 0;
+            }
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! The kernels: one file each, of the same stem as its text in `shaders/`.
+//!
+//! A kernel's module holds its variant (what is baked into the text), what a variant needs of the device, and the uniform it
+//! reads. What to run and with which variant is the planner's business.
+
+pub(crate) mod flash_fwd;
+pub(crate) mod matmul;
+pub(crate) mod softmax_rows;
+
+use crate::error::{Error, Result};
+use crate::gpu::{Gpu, Tensor};
+
+/// Where a tensor's matrices lie in the window that a kernel sees, in elements: `struct Strides` of the WGSL.
+///
+/// Element (outer, inner, row, column) is at `offset + outer*self.outer + inner*self.inner + row*self.row + column`. For
+/// attention outer is the batch entry and inner the head.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+pub(crate) struct Strides {
+    pub(crate) offset: u32,
+    pub(crate) outer: u32,
+    pub(crate) inner: u32,
+    pub(crate) row: u32,
+}
+
+impl Strides {
+    /// Of a tensor (outer, inner, rows, columns) whose last axis is contiguous.
+    pub(crate) fn of_matrices(gpu: &Gpu, name: &str, tensor: &Tensor) -> Result<Self> {
+        let (&[outer, inner, row, column], &[.., columns]) = (tensor.strides(), tensor.shape()) else {
+            return Err(Error::invalid(format!("{name} of shape {:?}; accepted: four axes", tensor.shape())));
+        };
+        if column != 1 && columns > 1 {
+            return Err(Error::invalid(format!(
+                "{name} with strides {:?}; accepted: a last axis that is contiguous (stride 1)",
+                tensor.strides()
+            )));
+        }
+        Self::new(gpu, tensor, [outer, inner, row])
+    }
+
+    /// Of a tensor (outer, inner, rows): one number a row.
+    pub(crate) fn of_vectors(gpu: &Gpu, name: &str, tensor: &Tensor) -> Result<Self> {
+        match *tensor.strides() {
+            [outer, inner, row] => Self::new(gpu, tensor, [outer, inner, row]),
+            _ => Err(Error::invalid(format!("{name} of shape {:?}; accepted: three axes", tensor.shape()))),
+        }
+    }
+
+    fn new(gpu: &Gpu, tensor: &Tensor, strides: [usize; 3]) -> Result<Self> {
+        let offset = tensor.window(&gpu.limits)?.first_elem;
+        // Strides of axes of size 1 or of an empty tensor may be anything: they are never multiplied by more than 0.
+        let [outer, inner, row] = strides.map(|stride| u32::try_from(stride).unwrap_or(0));
+        Ok(Self { offset, outer, inner, row })
+    }
+}
+
+/// A size that the host has checked to fit.
+pub(crate) fn to_u32(size: usize) -> Result<u32> {
+    u32::try_from(size).map_err(|_| Error::invalid(format!("size {size}; accepted: up to {}", u32::MAX)))
+}
+
+/// The biggest of 16, 8, 4, 2, 1 that fits `budget_bytes` at `bytes_each`, and isn't twice too big for `length`.
+pub(crate) fn slice_that_fits(length: u32, bytes_each: u32, budget_bytes: u32) -> u32 {
+    let mut slice = 16;
+    while slice > 1 && (slice * bytes_each > budget_bytes || slice >= 2 * length.max(1)) {
+        slice /= 2;
+    }
+    slice
+}

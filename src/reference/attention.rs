@@ -1,0 +1,260 @@
+//! Attention in three passes per row: scores, softmax, weighted sum.
+
+use super::case::{Case, MaskMod, ScoreMod, expect_len};
+use super::matrix::dot;
+use super::parallel;
+use super::tolerance::{NEGLIGIBLE, Tolerance};
+use crate::error::{Error, Result};
+
+/// One query row: whose output and log-sum-exp [`attention_rows`] computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Row {
+    /// Batch entry, below `batch`.
+    pub batch: usize,
+    /// Query head, below `q_heads`.
+    pub head: usize,
+    /// Query row within the batch entry, below `q_len`.
+    pub row: usize,
+}
+
+/// The result of attention, in `f64`.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Output {
+    /// `(batch, q_heads, q_len, value_dim)`; `(rows, value_dim)` from [`attention_rows`]; `(total_q, q_heads, value_dim)` from
+    /// [`attention_packed`]. 0 in a row with nothing to attend to.
+    pub o: Vec<f64>,
+    /// The natural logarithm of the softmax's denominator, `(batch, q_heads, q_len)`; `(rows)` from [`attention_rows`];
+    /// `(q_heads, total_q)` from [`attention_packed`]. −∞ (or the sink) in a row with nothing to attend to.
+    pub lse: Vec<f64>,
+    /// How far an engine that computes in `f32` may be off.
+    pub tolerance: Tolerance,
+}
+
+/// Attention of every row of a case.
+///
+/// With `g = h / (q_heads / kv_heads)`, the position `p` of row `i` (see [`Align`](super::Align)), and the keys `j` that it may attend to:
+///
+/// ```text
+/// s_j = softmax_scale ⟨q[b,h,i], k[b,g,j]⟩;  s_j ← softcap tanh(s_j / softcap);  s_j ← score_mod(s_j) − slope |p − j| + bias[b,h,i,j]
+/// lse = ln( Σ exp(s_j) + exp(sink[h]) )          o = Σ exp(s_j − lse) v[b,g,j]
+/// ```
+///
+/// A NaN that a row can see shows in that row's result, and in no other. What is stored at a masked key has no effect.
+///
+/// # Errors
+///
+/// [`Error::Invalid`] if the case isn't [valid](Case::validate).
+pub fn attention(case: &Case<'_>) -> Result<Output> {
+    case.validate()?;
+    let row = |n: usize| Row {
+        batch: n / case.q_len / case.q_heads,
+        head: n / case.q_len % case.q_heads,
+        row: n % case.q_len,
+    };
+    Ok(compute(case, case.rows(), row))
+}
+
+/// Attention of the given rows only: for checking a few rows of a problem that is too long to compute whole.
+///
+/// The tolerance covers these rows. The bits are those that [`attention`] gives for the same rows.
+///
+/// # Errors
+///
+/// [`Error::Invalid`] if the case isn't [valid](Case::validate) or has no such row.
+pub fn attention_rows(case: &Case<'_>, rows: &[Row]) -> Result<Output> {
+    case.validate()?;
+    let &Case { batch, q_heads, q_len, .. } = case;
+    if let Some(row) = rows.iter().find(|row| row.batch >= batch || row.head >= q_heads || row.row >= q_len) {
+        return Err(Error::invalid(format!(
+            "{row:?}, accepted: batch below {batch}, head below {q_heads}, row below {q_len}"
+        )));
+    }
+    Ok(compute(case, rows.len(), |n| rows[n]))
+}
+
+/// Attention of a packed batch of sequences of different lengths, each computed by itself.
+///
+/// Sequence `n` has the rows `cu_seqlens_q[n] .. cu_seqlens_q[n + 1]` of `q` and `cu_seqlens_kv[n] .. cu_seqlens_kv[n + 1]` of `k`
+/// and `v`. `case` is read in the packed layout: `batch` is the number of sequences, `q_len` and `kv_len` are the totals, and
+///
+/// - `q` is `(total_q, q_heads, head_dim)`, `k` `(total_kv, kv_heads, head_dim)`, `v` `(total_kv, kv_heads, value_dim)`;
+/// - the output's `o` is `(total_q, q_heads, value_dim)`, its `lse` `(q_heads, total_q)`;
+/// - mods see the sequence as `b` and positions within it; `bias`, `mask`, `q_lens` and `kv_lens` have no packed form.
+///
+/// # Errors
+///
+/// [`Error::Invalid`] if the shapes don't fit together, if an option without a packed form is given, or if the boundaries don't start at
+/// 0, rise, and end at the total.
+pub fn attention_packed(case: &Case<'_>, cu_seqlens_q: &[u32], cu_seqlens_kv: &[u32]) -> Result<Output> {
+    let &Case { batch, q_heads, kv_heads, q_len: total_q, kv_len: total_kv, head_dim, value_dim, .. } = case;
+    for (name, given) in [
+        ("bias", case.bias.is_some()),
+        ("mask", case.mask.is_some()),
+        ("q_lens", case.q_lens.is_some()),
+        ("kv_lens", case.kv_lens.is_some()),
+    ] {
+        if given {
+            return Err(Error::invalid(format!("{name} given with a packed batch, accepted: none")));
+        }
+    }
+    // The shapes of one long sequence, so that the lengths of all tensors are checked; then the boundaries and the slopes.
+    Case { batch: 1, alibi_slopes: None, ..*case }.validate()?;
+    check_boundaries("cu_seqlens_q", cu_seqlens_q, batch, total_q)?;
+    check_boundaries("cu_seqlens_kv", cu_seqlens_kv, batch, total_kv)?;
+    let per_sequence = |slopes: &&[f32]| slopes.len() != q_heads;
+    if let Some(slopes) = case.alibi_slopes.filter(per_sequence) {
+        expect_len("alibi_slopes", slopes.len(), &[batch, q_heads])?;
+    }
+
+    let mut output = Output {
+        o: vec![0.0; total_q * q_heads * value_dim],
+        lse: vec![0.0; q_heads * total_q],
+        tolerance: Tolerance::default(),
+    };
+    for n in 0..batch {
+        let (q_start, q_end) = (cu_seqlens_q[n] as usize, cu_seqlens_q[n + 1] as usize);
+        let (kv_start, kv_end) = (cu_seqlens_kv[n] as usize, cu_seqlens_kv[n + 1] as usize);
+        let score_mod = case.score_mod.map(|f| move |s, _, h, i, j| f.0(s, n, h, i, j));
+        let mask_mod = case.mask_mod.map(|f| move |_, h, i, j| f.0(n, h, i, j));
+        let sequence = attention(&Case {
+            batch: 1,
+            q_len: q_end - q_start,
+            kv_len: kv_end - kv_start,
+            q: &heads_first(&case.q[q_start * q_heads * head_dim..q_end * q_heads * head_dim], q_heads, head_dim),
+            k: &heads_first(&case.k[kv_start * kv_heads * head_dim..kv_end * kv_heads * head_dim], kv_heads, head_dim),
+            v: &heads_first(
+                &case.v[kv_start * kv_heads * value_dim..kv_end * kv_heads * value_dim],
+                kv_heads,
+                value_dim,
+            ),
+            alibi_slopes: case
+                .alibi_slopes
+                .map(|slopes| if slopes.len() == q_heads { slopes } else { &slopes[n * q_heads..(n + 1) * q_heads] }),
+            score_mod: score_mod.as_ref().map(|f| ScoreMod(f)),
+            mask_mod: mask_mod.as_ref().map(|f| MaskMod(f)),
+            ..*case
+        })?;
+        for h in 0..q_heads {
+            for i in q_start..q_end {
+                let from = h * (q_end - q_start) + i - q_start;
+                let to = i * q_heads + h;
+                output.o[to * value_dim..(to + 1) * value_dim]
+                    .copy_from_slice(&sequence.o[from * value_dim..(from + 1) * value_dim]);
+                output.lse[h * total_q + i] = sequence.lse[from];
+            }
+        }
+        output.tolerance = output.tolerance.max(sequence.tolerance);
+    }
+    Ok(output)
+}
+
+fn check_boundaries(name: &str, boundaries: &[u32], sequences: usize, total: usize) -> Result<()> {
+    let ends = boundaries.first() == Some(&0) && boundaries.last().is_some_and(|&last| last as usize == total);
+    if boundaries.len() != sequences + 1 || !ends || !boundaries.is_sorted() {
+        return Err(Error::invalid(format!(
+            "{name} = {boundaries:?}, accepted: {} numbers that start at 0, never fall, and end at {total}",
+            sequences + 1
+        )));
+    }
+    Ok(())
+}
+
+/// `(len, heads, dim)` to `(heads, len, dim)`.
+fn heads_first(x: &[f32], heads: usize, dim: usize) -> Vec<f32> {
+    let mut out = Vec::with_capacity(x.len());
+    for h in 0..heads {
+        for row in x.chunks_exact((heads * dim).max(1)) {
+            out.extend_from_slice(&row[h * dim..(h + 1) * dim]);
+        }
+    }
+    out
+}
+
+fn compute(case: &Case<'_>, count: usize, row: impl Fn(usize) -> Row + Sync) -> Output {
+    let work = count.saturating_mul(case.kv_len).saturating_mul(case.head_dim + case.value_dim);
+    let mut output = Output::default();
+    for (o, lse, tolerance) in parallel::map(count, work, |n| attend(case, row(n))) {
+        output.o.extend(o);
+        output.lse.push(lse);
+        output.tolerance = output.tolerance.max(tolerance);
+    }
+    output
+}
+
+/// A key that a row attends to.
+struct Key {
+    j: usize,
+    score: f64,
+    /// The largest number that went into the score, for the tolerance.
+    exponent: f64,
+    weight: f64,
+}
+
+/// `o`, `lse` and the tolerance of one row.
+fn attend(case: &Case<'_>, row: Row) -> (Vec<f64>, f64, Tolerance) {
+    if row.row >= case.q_len_of(row.batch) {
+        return (vec![0.0; case.value_dim], f64::NEG_INFINITY, Tolerance::default());
+    }
+    let mut keys = scores(case, row);
+    let lse = softmax(&mut keys, case.sink(row.head));
+    let (o, mag) = weighted_sum(case, row, &keys);
+
+    let mattering = keys.iter().filter(|key| key.weight > NEGLIGIBLE).map(|key| key.exponent);
+    let exponent = mattering.fold(Tolerance::of_exponent(lse), f64::max);
+    (o, lse, Tolerance { mag, exponent, keys: keys.len() })
+}
+
+/// Pass 1: the score of each key that the row may attend to.
+fn scores(case: &Case<'_>, Row { batch: b, head: h, row: i }: Row) -> Vec<Key> {
+    let scale = case.scale();
+    let q = case.q_row(b, h, i);
+    let key = |j| {
+        let (sum, mag) = dot(q, case.k_row(b, h, j));
+        let (mut s, mut mag) = (scale * sum, scale.abs() * mag);
+        if let Some(softcap) = case.softcap {
+            let t = (s / softcap).tanh();
+            s = softcap * t;
+            mag *= 1.0 - t * t; // the slope of the cap: what becomes of an error of the dot product
+        }
+        if let Some(score_mod) = case.score_mod {
+            s = score_mod.0(s, b, h, i, j);
+        }
+        let alibi = case.alibi(b, h, i, j).unwrap_or(0.0);
+        let bias = case.bias(b, h, i, j).unwrap_or(0.0);
+        let score = s + alibi + bias;
+        let exponent = [mag, alibi, bias, score].into_iter().map(Tolerance::of_exponent).fold(0.0, f64::max);
+        Key { j, score, exponent, weight: 0.0 }
+    };
+    case.visible(b, h, i).map(key).collect()
+}
+
+/// Pass 2: the weight of each key, and the log-sum-exp. A sink takes part in the sum but has no value to weigh.
+fn softmax(keys: &mut [Key], sink: f64) -> f64 {
+    // Subtracting the maximum changes nothing in the maths and keeps exp in range. `f64::max` skips NaN; the sum doesn't.
+    let max = keys.iter().map(|key| key.score).fold(sink, f64::max);
+    let shift = if max == f64::NEG_INFINITY { 0.0 } else { max };
+    let mut sum = (sink - shift).exp();
+    for key in &mut *keys {
+        key.weight = (key.score - shift).exp();
+        sum += key.weight;
+    }
+    // A sum of 0: no sink, and no key or none with a score above -inf. The weights are 0, the log-sum-exp is -inf.
+    if sum != 0.0 {
+        keys.iter_mut().for_each(|key| key.weight /= sum);
+    }
+    shift + sum.ln()
+}
+
+/// Pass 3: `Σ w v`, and the largest element of `Σ w |v|`.
+fn weighted_sum(case: &Case<'_>, Row { batch: b, head: h, .. }: Row, keys: &[Key]) -> (Vec<f64>, f64) {
+    let mut o = vec![0.0; case.value_dim];
+    let mut mag = vec![0.0; case.value_dim];
+    for key in keys {
+        for ((o, mag), &v) in o.iter_mut().zip(&mut mag).zip(case.v_row(b, h, key.j)) {
+            let term = key.weight * f64::from(v);
+            *o += term;
+            *mag += term.abs();
+        }
+    }
+    (o, mag.into_iter().fold(0.0, f64::max))
+}

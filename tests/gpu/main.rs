@@ -1,0 +1,1 @@
+//! Kernels on a device, against the CPU reference.
