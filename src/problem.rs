@@ -34,6 +34,14 @@ pub struct Dims {
     pub value_dim: usize,
 }
 
+/// Positions are compared as i32, and a query's is its index plus up to `kv_len`.
+const MAX_LEN: usize = (1 << 30) - 1;
+
+/// Counts of a description that wasn't checked yet must not overflow either.
+fn product<const N: usize>(sizes: [usize; N]) -> usize {
+    sizes.into_iter().fold(1, usize::saturating_mul)
+}
+
 impl Dims {
     /// Plain multi-head self-attention: as many keys as queries, one key/value head a query head, `value_dim = head_dim`.
     pub fn square(batch: usize, heads: usize, len: usize, head_dim: usize) -> Self {
@@ -47,32 +55,32 @@ impl Dims {
 
     /// Query rows over all heads and batch entries.
     pub fn rows(&self) -> usize {
-        self.batch * self.q_heads * self.q_len
+        product([self.batch, self.q_heads, self.q_len])
     }
 
     /// Elements of q.
     pub fn q_elems(&self) -> usize {
-        self.rows() * self.head_dim
+        product([self.rows(), self.head_dim])
     }
 
     /// Elements of k.
     pub fn k_elems(&self) -> usize {
-        self.batch * self.kv_heads * self.kv_len * self.head_dim
+        product([self.batch, self.kv_heads, self.kv_len, self.head_dim])
     }
 
     /// Elements of v.
     pub fn v_elems(&self) -> usize {
-        self.batch * self.kv_heads * self.kv_len * self.value_dim
+        product([self.batch, self.kv_heads, self.kv_len, self.value_dim])
     }
 
     /// Elements of o.
     pub fn o_elems(&self) -> usize {
-        self.rows() * self.value_dim
+        product([self.rows(), self.value_dim])
     }
 
     /// Elements of the score matrices that tiled attention never stores: batch × q_heads × q_len × kv_len.
     pub fn score_elems(&self) -> usize {
-        self.rows().saturating_mul(self.kv_len)
+        product([self.rows(), self.kv_len])
     }
 
     fn validate(&self) -> Result<()> {
@@ -88,24 +96,22 @@ impl Dims {
             }
         }
         // Every kernel indexes elements in u32.
-        let product = |sizes: [usize; 4]| sizes.into_iter().try_fold(1usize, usize::checked_mul);
         for (name, sizes) in [
             ("q", [self.batch, q_heads, self.q_len, head_dim]),
             ("k", [self.batch, kv_heads, self.kv_len, head_dim]),
             ("v", [self.batch, kv_heads, self.kv_len, value_dim]),
             ("o", [self.batch, q_heads, self.q_len, value_dim]),
         ] {
-            if product(sizes).is_none_or(|elems| elems > u32::MAX as usize) {
+            if product(sizes) > u32::MAX as usize {
                 return Err(Error::invalid(format!(
                     "{name} of shape {sizes:?} has too many elements; accepted: up to {}",
                     u32::MAX
                 )));
             }
         }
-        // Key positions are compared as i32.
         for (name, len) in [("q_len", self.q_len), ("kv_len", self.kv_len)] {
-            if len > i32::MAX as usize {
-                return Err(Error::invalid(format!("{name} = {len}; accepted: up to {}", i32::MAX)));
+            if len > MAX_LEN {
+                return Err(Error::invalid(format!("{name} = {len}; accepted: up to {MAX_LEN}")));
             }
         }
         Ok(())

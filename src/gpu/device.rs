@@ -95,20 +95,32 @@ impl Gpu {
     pub(crate) async fn open(options: &EngineOptions) -> Result<Self> {
         let instance = instance();
         let adapter = choose_adapter(&instance, &options.adapter).await?;
-        let (features, limits) = match options.limits {
-            LimitsChoice::Adapter => (adapter.features() & wanted_features(options), adapter.limits()),
-            LimitsChoice::Default => (wgpu::Features::empty(), wgpu::Limits::default()),
+        // Some drivers refuse the limits that they report; every device has the defaults.
+        let defaults = (wgpu::Features::empty(), wgpu::Limits::default());
+        let attempts = match options.limits {
+            LimitsChoice::Adapter => vec![(adapter.features() & wanted_features(options), adapter.limits()), defaults],
+            LimitsChoice::Default => vec![defaults],
         };
-        let descriptor = wgpu::DeviceDescriptor {
-            label: Some("tilewise"),
-            required_features: features,
-            required_limits: limits,
-            memory_hints: wgpu::MemoryHints::MemoryUsage,
-            ..Default::default()
-        };
-        let opened = adapter.request_device(&descriptor).await;
+        let mut refused = String::new();
+        let mut opened = None;
+        for (required_features, required_limits) in attempts {
+            let descriptor = wgpu::DeviceDescriptor {
+                label: Some("tilewise"),
+                required_features,
+                required_limits,
+                memory_hints: wgpu::MemoryHints::MemoryUsage,
+                ..Default::default()
+            };
+            match adapter.request_device(&descriptor).await {
+                Ok(device) => {
+                    opened = Some(device);
+                    break;
+                }
+                Err(error) => refused = error.to_string(),
+            }
+        }
         let (device, queue) =
-            opened.map_err(|error| GpuError::Internal(format!("{}: {error}", describe(&adapter.get_info()))))?;
+            opened.ok_or_else(|| GpuError::Internal(format!("{}: {refused}", describe(&adapter.get_info()))))?;
         let mut gpu = Self::with_device(device, queue);
         gpu.wait_limit = options.wait_limit;
         let lost = Arc::clone(&gpu.lost);

@@ -287,7 +287,8 @@ impl Tensor {
         let start = 4 * extent.start as u64;
         let offset_bytes = start / alignment * alignment;
         let bytes = 4 * extent.end as u64 - offset_bytes;
-        let allowed = limits.max_storage_buffer_binding_size;
+        // Kernels index elements in u32, whatever the device would bind.
+        let allowed = limits.max_storage_buffer_binding_size.min(4 * u64::from(u32::MAX));
         if bytes > allowed {
             return Err(Error::unsupported("bytes in one storage binding", bytes, allowed));
         }
