@@ -153,7 +153,7 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// Every query sees every key; the scale is 1/√(head_dim).
+    /// Every query sees every key; the scale is 1/√`head_dim`.
     pub fn full() -> Self {
         Self::default()
     }
@@ -170,7 +170,7 @@ impl Attention {
         self
     }
 
-    /// Multiplies q·k by `scale` instead of 1/√(head_dim). 0 is a scale like any other; NaN and infinities are refused.
+    /// Multiplies q·k by `scale` instead of 1/√`head_dim`. 0 is a scale like any other; NaN and infinities are refused.
     #[must_use]
     pub fn softmax_scale(mut self, scale: f32) -> Self {
         self.softmax_scale = Some(scale);
@@ -212,7 +212,7 @@ impl Problem {
         Ok(Self { dims, attention })
     }
 
-    /// The factor of q·k: the one asked for, or 1/√(head_dim).
+    /// The factor of q·k: the one asked for, or 1/√`head_dim`.
     #[expect(clippy::cast_possible_truncation, reason = "the kernels compute in f32")]
     pub fn softmax_scale(&self) -> f32 {
         self.attention.softmax_scale.unwrap_or_else(|| (1.0 / (self.dims.head_dim as f64).sqrt()) as f32)
@@ -243,7 +243,7 @@ impl Problem {
         u64::try_from(pairs).unwrap_or(0).saturating_mul((self.dims.batch * self.dims.q_heads) as u64)
     }
 
-    /// Floating-point operations of the two products over visible pairs, 2 (head_dim + value_dim) a pair: the work that any
+    /// Floating-point operations of the two products over visible pairs, 2 · (`head_dim` + `value_dim`) a pair: the work that any
     /// kernel must do. Softmax is not counted, as is usual.
     pub fn flops(&self) -> u64 {
         self.visible_pairs().saturating_mul(2 * (self.dims.head_dim + self.dims.value_dim) as u64)
