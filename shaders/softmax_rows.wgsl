@@ -6,8 +6,8 @@
 // Budget    sh_part: THREADS f32 = 1024 bytes.
 // Registers Two scalars.
 // Barriers  Two tree reductions of log2(THREADS) + 1 barriers and one between them, workgroup-uniform.
-// Numerics  f32. An empty row becomes zeros with lse -inf, stored by its bits because WGSL has no infinities. A NaN within a row's
-//           reach shows in that row alone.
+// Numerics  f32. A row that is empty, or -inf throughout, becomes zeros with lse -inf, stored by its bits because WGSL has no
+//           infinities: its sum is 0, and that of any other row at least 1. A NaN within a row's reach shows in that row alone.
 // Source    The textbook three passes: maximum, sum, quotient; one read more than Milakov & Gimelshein 2018 needs.
 
 const THREADS: u32 = 256u; // @spec
@@ -74,12 +74,13 @@ fn softmax_rows(
         workgroupBarrier();
     }
     sum = sh_part[0];
+    let empty = sum == 0.0;
 
     for (var column = lane; column < params.columns; column += THREADS) {
-        let weight = exp2((x[base + column] - largest) * LOG2_E) / sum;
+        let weight = exp2((x[base + column] - largest) * LOG2_E) / select(sum, 1.0, empty);
         x[base + column] = select(0.0, weight, column < reach);
     }
     if (lane == 0u) {
-        lse[params.lse_offset + row] = select(bitcast<u32>(largest + log(sum)), NEG_INF_BITS, reach == 0u);
+        lse[params.lse_offset + row] = select(bitcast<u32>(largest + log(sum)), NEG_INF_BITS, empty);
     }
 }

@@ -3,6 +3,8 @@
 //! A kernel's module holds its variant (what is baked into the text), what a variant needs of the device, and the uniform it
 //! reads. What to run and with which variant is the planner's business.
 
+#[cfg(test)]
+mod contract;
 pub(crate) mod flash_fwd;
 pub(crate) mod matmul;
 pub(crate) mod softmax_rows;

@@ -6,6 +6,7 @@ mod formulas;
 mod golden;
 mod hand_worked;
 mod input;
+mod layers;
 mod low_precision;
 mod matrix;
 mod properties;

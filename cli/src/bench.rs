@@ -1,0 +1,279 @@
+//! `tilewise bench`: tiled attention against naive, in time and memory, each figure beside what this machine can do at best.
+
+mod attention;
+mod check;
+mod growth;
+mod product;
+mod report;
+mod row;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+use tilewise::{Engine, Path};
+
+use crate::args::{AttentionArgs, Common};
+use crate::measure::{self, Progress};
+use crate::output::{self, OutFile};
+use crate::plot;
+use crate::roofline::Roofline;
+use growth::Growth;
+pub(crate) use row::Measured;
+use row::{Row, Spec};
+
+/// Every combination of the comma lists is one row. Both paths are measured unless `--path` names one.
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// Query rows [default: 512,1024,2048,4096,8192; for matmul 512,1024,2048]
+    #[arg(long, value_name = "N,..", value_delimiter = ',')]
+    q_len: Vec<usize>,
+    /// Keys [default: as many as query rows]
+    #[arg(long, value_name = "N,..", value_delimiter = ',')]
+    kv_len: Vec<usize>,
+    /// Independent sequences
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1")]
+    batch: Vec<usize>,
+    /// Query heads
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1")]
+    heads: Vec<usize>,
+    /// Key/value heads, which query heads share in groups [default: as many as query heads]
+    #[arg(long, value_name = "N,..", value_delimiter = ',')]
+    kv_heads: Vec<usize>,
+    /// Width of a query and of a key
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "64")]
+    head_dim: Vec<usize>,
+    /// Width of a value [default: the head dim]
+    #[arg(long, value_name = "N,..", value_delimiter = ',')]
+    value_dim: Vec<usize>,
+    #[command(flatten)]
+    attention: AttentionArgs,
+    /// Storage type
+    #[arg(long, value_enum, default_value_t)]
+    dtype: Dtype,
+    /// What to measure
+    #[arg(long, value_enum, default_value_t)]
+    kind: Kind,
+    /// Timed runs of each figure, whose median counts [default: by their length, 3 to 20; 1 where one takes over 10 s]
+    #[arg(long, value_name = "N")]
+    reps: Option<usize>,
+    /// Draw memory and time against length
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+    /// Write the rows as a table of comma-separated values
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+enum Dtype {
+    #[default]
+    F32,
+    F16,
+    Bf16,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Kind {
+    /// Attention, forward
+    #[default]
+    Forward,
+    /// Its gradients
+    Backward,
+    /// One query row against a long cache
+    Decode,
+    /// Time to the first token
+    Ttft,
+    /// The plain product of two square matrices
+    Matmul,
+}
+
+/// Which paths a row is measured on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Paths {
+    Both,
+    Tiled,
+    Naive,
+}
+
+/// Why there is no naive figure when `--path auto` leaves it out.
+const NOT_ASKED_FOR: &str = "not asked for";
+
+/// What all rows are measured with.
+struct Bench<'a> {
+    engine: &'a Engine,
+    roofline: &'a Roofline,
+    paths: Paths,
+    reps: Option<usize>,
+    progress: &'a Progress,
+    software: bool,
+}
+
+/// All that was measured: the JSON document.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    pub(crate) adapter: String,
+    driver: String,
+    /// Whether the device is the CPU.
+    software: bool,
+    cores: usize,
+    version: &'static str,
+    roofline: Roofline,
+    pub(crate) rows: Vec<Row>,
+    growth: Vec<Growth>,
+    /// How each figure is measured.
+    method: Vec<String>,
+}
+
+pub(crate) fn run(args: &BenchArgs, common: &Common) -> Result<()> {
+    let specs = args.specs()?;
+    let paths = args.paths()?;
+    ensure!(args.reps != Some(0), "--reps 0; accepted: 1 or more");
+    // Better now than after minutes of measuring.
+    let out = |file: &Option<PathBuf>| file.as_deref().map(OutFile::check).transpose();
+    let (plot, csv) = (out(&args.plot)?, out(&args.csv)?);
+    let engine = common.engine()?;
+    let software = measure::is_software(&engine);
+    let info = engine.adapter_info();
+    let (adapter, driver) = (info.name.clone(), format!("{} {}", info.driver, info.driver_info).trim().to_string());
+
+    let progress = Progress::new();
+    let roofline = Roofline::measure(&engine, &progress)?;
+    let bench = Bench { engine: &engine, roofline: &roofline, paths, reps: args.reps, progress: &progress, software };
+    let measured = specs.iter().map(|spec| {
+        let row =
+            if spec.kind == Kind::Matmul { product::measure(&bench, spec) } else { attention::measure(&bench, spec) };
+        row.with_context(|| format!("q_len {}, kv_len {}, {}", spec.q_len, spec.kv_len, spec.shape()))
+    });
+    let rows: Vec<Row> = measured.collect::<Result<_>>()?;
+    drop(progress);
+
+    let report = Report {
+        adapter,
+        driver,
+        software,
+        cores: measure::cores(),
+        version: env!("CARGO_PKG_VERSION"),
+        growth: Growth::of(&rows),
+        method: report::method(args.kind, software),
+        rows,
+        roofline,
+    };
+    if let Some(file) = csv {
+        file.write(report.csv().as_bytes())?;
+    }
+    if let Some(file) = plot {
+        file.write(plot::svg(&report)?.as_bytes())?;
+    }
+    if common.json { output::print_json(&report) } else { output::print(&report.table()) }
+}
+
+impl BenchArgs {
+    fn paths(&self) -> Result<Paths> {
+        Ok(match self.attention.path()? {
+            None => Paths::Both,
+            Some(Path::Auto) => Paths::Tiled,
+            Some(Path::Naive) => Paths::Naive,
+        })
+    }
+
+    /// Every combination of the lists.
+    fn specs(&self) -> Result<Vec<Spec>> {
+        let name = |value: &dyn Fn() -> Option<clap::builder::PossibleValue>| {
+            value().map(|value| value.get_name().to_string()).unwrap_or_default()
+        };
+        if self.dtype != Dtype::F32 {
+            bail!("--dtype {} isn't built yet; accepted: f32", name(&|| self.dtype.to_possible_value()));
+        }
+        if !matches!(self.kind, Kind::Forward | Kind::Matmul) {
+            bail!("--kind {} isn't built yet; accepted: forward, matmul", name(&|| self.kind.to_possible_value()));
+        }
+        let default_lens: &[usize] = match self.kind {
+            Kind::Matmul => &[512, 1024, 2048],
+            _ => &[512, 1024, 2048, 4096, 8192],
+        };
+        let q_lens = if self.q_len.is_empty() { default_lens } else { &self.q_len };
+        // An empty list means "as the other size", which is one combination.
+        let or_same = |list: &[usize]| -> Vec<Option<usize>> {
+            if list.is_empty() { vec![None] } else { list.iter().copied().map(Some).collect() }
+        };
+        let mut specs = Vec::new();
+        for &batch in &self.batch {
+            for &heads in &self.heads {
+                for kv_heads in or_same(&self.kv_heads) {
+                    for &head_dim in &self.head_dim {
+                        for value_dim in or_same(&self.value_dim) {
+                            for &q_len in q_lens {
+                                for kv_len in or_same(&self.kv_len) {
+                                    specs.push(Spec {
+                                        q_len,
+                                        kv_len: kv_len.unwrap_or(q_len),
+                                        batch,
+                                        head_dim,
+                                        value_dim: value_dim.unwrap_or(head_dim),
+                                        heads,
+                                        kv_heads: kv_heads.unwrap_or(heads),
+                                        causal: self.attention.causal,
+                                        align: self.attention.align,
+                                        scale: self.attention.scale,
+                                        dtype: "f32",
+                                        kind: self.kind,
+                                    });
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        for spec in &specs {
+            spec.check()?;
+        }
+        Ok(specs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: BenchArgs,
+    }
+
+    fn specs(line: &str) -> Result<Vec<Spec>> {
+        Cli::try_parse_from(core::iter::once("bench").chain(line.split_whitespace()))?.args.specs()
+    }
+
+    #[test]
+    fn the_default_is_one_head_from_512_to_8192() {
+        let specs = specs("").unwrap();
+        let lens: Vec<_> = specs.iter().map(|spec| (spec.q_len, spec.kv_len)).collect();
+        assert_eq!(lens, [512, 1024, 2048, 4096, 8192].map(|len| (len, len)));
+        assert!(specs.iter().all(|spec| (spec.heads, spec.head_dim, spec.causal) == (1, 64, false)));
+    }
+
+    #[test]
+    fn every_combination_of_the_lists_is_a_row() {
+        let specs = specs("--q-len 5,6 --kv-len 7,8,9 --heads 2,4 --kv-heads 1,2 --value-dim 3 --causal").unwrap();
+        assert_eq!(specs.len(), 24);
+        assert_eq!(specs[0].shape(), "heads 2, kv_heads 1, head_dim 64, value_dim 3, causal, f32");
+        assert_eq!(specs[0].lengths(), "5x7");
+    }
+
+    #[test]
+    fn what_makes_no_sense_or_is_not_built_is_refused() {
+        let refused = |line: &str| specs(line).unwrap_err().to_string();
+        assert!(refused("--dtype bf16").contains("bf16 isn't built yet"));
+        assert!(refused("--kind decode").contains("decode isn't built yet"));
+        assert!(refused("--heads 7 --kv-heads 3").contains("q_heads = 7"));
+        assert!(refused("--scale NaN").contains("NaN"));
+        assert!(refused("--kind matmul --q-len 4 --kv-len 5").contains("square"));
+    }
+}

@@ -1,0 +1,198 @@
+//! Measuring attention: tiled and naive on the same inputs.
+
+use core::ops::ControlFlow;
+
+use anyhow::Result;
+use tilewise::{Bindings, Engine, Error, GpuError, Path, Plan, Problem, Tensor};
+
+use super::check::{self, Checked, HostOutput, Inputs};
+use super::row::{Measured, Memory, MemoryWatch, Outcome, Row, Spec};
+use super::{Bench, NOT_ASKED_FOR, Paths};
+use crate::measure::{self, Elapsed, Stopwatch, caught};
+
+/// From here on one run is enough.
+const LONG_SECONDS: f64 = 10.0;
+
+/// From here on a run is cut into short submissions: systems take a GPU from whoever keeps it for seconds. A software device
+/// has no such watchdog, and loses time whenever its cores wait for the last of them.
+const ONE_SUBMISSION_SECONDS: f64 = 1.0;
+
+/// Lengths of the problem that compiles the kernels before anything is measured.
+const WARM_UP_LEN: usize = 16;
+
+/// The inputs, on the device and on the host.
+struct Data<'a> {
+    spec: &'a Spec,
+    problem: Problem,
+    host: Inputs,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+}
+
+/// A path that ran: its result, right as far as the reference has seen, and its figures.
+struct Ran {
+    output: HostOutput,
+    checked: Checked,
+    runs: Vec<Elapsed>,
+    memory: Memory,
+    kernel: String,
+}
+
+pub(super) fn measure(bench: &Bench<'_>, spec: &Spec) -> Result<Row> {
+    let problem = spec.problem()?;
+    let dims = problem.dims;
+    bench.progress.stage(format!("{}: making inputs", spec.lengths()));
+    let host = Inputs::random(&problem);
+    let upload = |data: &[f32], heads, len, dim| bench.engine.upload(data, [dims.batch, heads, len, dim]);
+    let data = Data {
+        spec,
+        problem,
+        q: upload(&host.q, dims.q_heads, dims.q_len, dims.head_dim)?,
+        k: upload(&host.k, dims.kv_heads, dims.kv_len, dims.head_dim)?,
+        v: upload(&host.v, dims.kv_heads, dims.kv_len, dims.value_dim)?,
+        host,
+    };
+
+    let tiled = match bench.paths {
+        Paths::Naive => None,
+        _ => Some(run(bench, &data, &bench.engine.plan(&problem)?, "tiled", None)?),
+    };
+    let naive = match bench.paths {
+        Paths::Tiled => Err(NOT_ASKED_FOR.to_string()),
+        _ => naive(bench, &data, tiled.as_ref())?,
+    };
+
+    let to_reference = |ran: &Ran| format!("with the f64 reference, {} rows", ran.checked.rows);
+    let (max_abs_diff, compared) = match (&tiled, &naive) {
+        (Some(tiled), Ok(naive)) => {
+            let compared = format!("tiled with naive, all {} rows", dims.rows());
+            (check::against_each_other(&data.host, &tiled.output, &naive.output, &tiled.checked)?, compared)
+        }
+        (Some(ran), Err(_)) | (None, Ok(ran)) => (ran.checked.max_abs_err, to_reference(ran)),
+        (None, Err(_)) => (0.0, "nothing ran".to_string()),
+    };
+    let flops = problem.flops();
+    let measured = |ran: Ran| Measured::new(bench, flops, &ran.runs, ran.memory, ran.kernel, &ran.checked);
+    Ok(Row {
+        spec: *spec,
+        flops,
+        tiled: tiled.map(measured),
+        naive: Some(match naive {
+            Ok(ran) => Outcome::Measured(Box::new(measured(ran))),
+            Err(refused) => Outcome::Refused { refused },
+        }),
+        max_abs_diff,
+        compared,
+    })
+}
+
+/// The naive path, or why there is none: the score matrix is more than the device holds.
+fn naive(bench: &Bench<'_>, data: &Data<'_>, tiled: Option<&Ran>) -> Result<Result<Ran, String>> {
+    let scores = measure::bytes(data.problem.score_bytes());
+    let plan = match bench.engine.plan_by(Path::Naive, &data.problem) {
+        Ok(plan) => plan,
+        Err(Error::Unsupported { what, needed, available }) if needed == data.problem.score_bytes() => {
+            let holder = if what.contains("binding") { "binding" } else { "buffer" };
+            return Ok(Err(format!("needs {scores} of scores, one {holder} holds {}", measure::bytes(available))));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    match run(bench, data, &plan, "naive", tiled) {
+        Ok(ran) => Ok(Ok(ran)),
+        Err(error) => match error.downcast_ref() {
+            Some(Error::Gpu(GpuError::OutOfMemory(_))) => {
+                Ok(Err(format!("needs {scores} of scores, which the device couldn't allocate")))
+            }
+            _ => Err(error),
+        },
+    }
+}
+
+/// Runs a plan: once to see its memory and to check it, then for its time. `other`: a result to compare with besides.
+fn run(bench: &Bench<'_>, data: &Data<'_>, plan: &Plan, name: &str, other: Option<&Ran>) -> Result<Ran> {
+    let Data { spec, problem, host, q, k, v } = data;
+    let Bench { engine, progress, .. } = *bench;
+    let title = format!("{}: {name} attention", spec.lengths());
+
+    warm_up(engine, spec, plan)?;
+    let watch = MemoryWatch::start(bench)?;
+    let output = engine.alloc_output(plan)?;
+    let workspace = engine.alloc_workspace(plan)?;
+    let bindings = Bindings { q, k, v, o: &output.o, lse: &output.lse, workspace: workspace.as_ref() };
+
+    progress.stage(&title);
+    let first = run_in_parts(bench, plan, &bindings)?;
+    let memory = watch.stop(output.o.raw_buffer().size());
+
+    progress.stage(format!("{title}, checking"));
+    let result = HostOutput::read(&output)?;
+    let checked = check::against_reference(spec, problem, host, &result)?;
+    if let Some(other) = other {
+        check::against_each_other(host, &other.output, &result, &checked)?;
+    }
+
+    let one_submission = if bench.software { LONG_SECONDS } else { ONE_SUBMISSION_SECONDS };
+    // A run that takes this long is its own warm-up.
+    let mut runs = Vec::new();
+    let enough = bench.reps.unwrap_or_else(|| {
+        if first.seconds > LONG_SECONDS {
+            runs.push(first);
+            1
+        } else {
+            reps(first.seconds)
+        }
+    });
+    while runs.len() < enough {
+        progress.stage(format!("{title}, run {} of {enough}", runs.len() + 1));
+        runs.push(if first.seconds < one_submission {
+            run_at_once(engine, bench.software, plan, &bindings)?
+        } else {
+            run_in_parts(bench, plan, &bindings)?
+        });
+        progress.done(runs.len() as f64 / enough as f64);
+    }
+    Ok(Ran { output: result, checked, runs, memory, kernel: plan.kernels().join(" + ") })
+}
+
+/// Has the driver compile a plan's kernels, on a small problem that gets the same ones.
+fn warm_up(engine: &Engine, spec: &Spec, plan: &Plan) -> Result<()> {
+    let (q_len, kv_len) = (spec.q_len.min(WARM_UP_LEN), spec.kv_len.min(WARM_UP_LEN));
+    let small = Spec { q_len, kv_len, batch: spec.batch.min(1), ..*spec }.problem()?;
+    let dims = small.dims;
+    let tensor = |heads, len, dim| engine.alloc([dims.batch, heads, len, dim]);
+    let q = tensor(dims.q_heads, dims.q_len, dims.head_dim)?;
+    let k = tensor(dims.kv_heads, dims.kv_len, dims.head_dim)?;
+    let v = tensor(dims.kv_heads, dims.kv_len, dims.value_dim)?;
+    let path = if plan.workspace_bytes() == 0 { Path::Auto } else { Path::Naive };
+    engine.attention_by(path, &q, &k, &v, &small.attention)?;
+    Ok(engine.wait()?)
+}
+
+/// About two seconds of runs: at least 3, at most 20.
+pub(super) fn reps(seconds: f64) -> usize {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped")]
+    let reps = (2.0 / seconds.max(1e-6)).clamp(3.0, 20.0) as usize;
+    reps
+}
+
+/// As one submission, from recording to completion.
+fn run_at_once(engine: &Engine, software: bool, plan: &Plan, bindings: &Bindings<'_>) -> Result<Elapsed> {
+    let device = engine.device();
+    let watch = Stopwatch::start(software);
+    let mut encoder = caught(device, || device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default()))?;
+    plan.record(&mut encoder, bindings)?;
+    caught(device, || engine.queue().submit([encoder.finish()]))?;
+    engine.wait()?;
+    Ok(watch.stop())
+}
+
+/// In submissions of a fraction of a second, with the progress bar moving.
+fn run_in_parts(bench: &Bench<'_>, plan: &Plan, bindings: &Bindings<'_>) -> Result<Elapsed> {
+    let watch = Stopwatch::start(bench.software);
+    bench.engine.run(plan, bindings, |part| {
+        bench.progress.done(part);
+        ControlFlow::Continue(())
+    })?;
+    Ok(watch.stop())
+}

@@ -1,0 +1,96 @@
+//! What commands print and write.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use comfy_table::{Table, presets};
+use serde::Serialize;
+
+use crate::measure;
+
+/// Prints text to stdout. That nobody reads on (`tilewise info | head`) is no error.
+pub(crate) fn print(text: &str) -> Result<()> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error).context("writing to stdout"),
+        _ => Ok(()),
+    }
+}
+
+/// Prints the one JSON document of a command.
+pub(crate) fn print_json(document: &impl Serialize) -> Result<()> {
+    print(&format!("{}\n", serde_json::to_string_pretty(document)?))
+}
+
+/// An empty table with a header.
+pub(crate) fn table<const N: usize>(header: [&str; N]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN).set_header(header);
+    table
+}
+
+/// An error figure for people: `3.28e-7`, `0.52`.
+pub(crate) fn figure(x: f64) -> String {
+    if x == 0.0 || (0.01..1e4).contains(&x) { measure::digits(x) } else { format!("{x:.2e}") }
+}
+
+/// Operations for people: `4.29 GFLOP`.
+pub(crate) fn flops(count: u64) -> String {
+    const UNITS: [&str; 5] = ["kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"];
+    let mut scaled = count as f64;
+    let mut unit = "FLOP";
+    for next in UNITS {
+        if scaled < 1000.0 {
+            break;
+        }
+        scaled /= 1000.0;
+        unit = next;
+    }
+    format!("{} {unit}", measure::digits(scaled))
+}
+
+/// A file to be written at the end of a run, checked before it.
+#[derive(Debug)]
+pub(crate) struct OutFile(PathBuf);
+
+impl OutFile {
+    /// Whether a file can be put there.
+    pub(crate) fn check(path: &Path) -> Result<Self> {
+        // Replace what a link points to, not the link; and never a device such as /dev/null.
+        let target = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+        if let Ok(metadata) = target.metadata() {
+            ensure!(metadata.is_file(), "{} isn't a regular file", path.display());
+        }
+        ensure!(target.file_name().is_some(), "{} is no file name", path.display());
+        let folder = folder(&target);
+        ensure!(folder.is_dir(), "there is no folder {}", folder.display());
+        Ok(Self(target))
+    }
+
+    /// Writes the file whole or not at all: under another name first.
+    pub(crate) fn write(&self, contents: &[u8]) -> Result<()> {
+        let mut name = OsString::from(".");
+        name.push(self.0.file_name().unwrap_or_default());
+        name.push(format!(".{}.tmp", std::process::id()));
+        let temporary = folder(&self.0).join(name);
+        let written = File::create_new(&temporary)
+            .and_then(|mut file| file.write_all(contents).and_then(|()| file.sync_all()))
+            .and_then(|()| std::fs::rename(&temporary, &self.0));
+        if let Err(error) = written {
+            // Nothing to be done if that fails too; the first error is the one to tell.
+            let _ = std::fs::remove_file(&temporary);
+            bail!("writing {}: {error}", self.0.display());
+        }
+        Ok(())
+    }
+}
+
+fn folder(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
+}

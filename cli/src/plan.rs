@@ -1,0 +1,186 @@
+//! `tilewise plan`: what a problem costs, tiled and naive, without running it.
+
+use anyhow::Result;
+use clap::Args;
+use serde::Serialize;
+use tilewise::{DeviceFacts, Dims, Error, Path, Plan, Problem};
+
+use crate::args::{AttentionArgs, Common};
+use crate::measure::bytes;
+use crate::output;
+
+#[derive(Debug, Args)]
+pub(crate) struct PlanArgs {
+    /// Query rows
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    q_len: usize,
+    /// Keys [default: as many as query rows]
+    #[arg(long, value_name = "N")]
+    kv_len: Option<usize>,
+    /// Independent sequences
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    batch: usize,
+    /// Query heads
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    heads: usize,
+    /// Key/value heads, which query heads share in groups [default: as many as query heads]
+    #[arg(long, value_name = "N")]
+    kv_heads: Option<usize>,
+    /// Width of a query and of a key
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    head_dim: usize,
+    /// Width of a value [default: the head dim]
+    #[arg(long, value_name = "N")]
+    value_dim: Option<usize>,
+    #[command(flatten)]
+    attention: AttentionArgs,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    /// What it is planned for.
+    device: String,
+    batch: usize,
+    heads: usize,
+    kv_heads: usize,
+    q_len: usize,
+    kv_len: usize,
+    head_dim: usize,
+    value_dim: usize,
+    causal: bool,
+    scale: f32,
+    flops: u64,
+    visible_pairs: u64,
+    input_bytes: u64,
+    output_bytes: u64,
+    /// What naive attention keeps besides inputs and outputs.
+    naive_bytes: u64,
+    /// Null where it wasn't asked for.
+    tiled: Option<Way>,
+    naive: Option<Way>,
+}
+
+/// One way to compute it.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Way {
+    Fits { fits: bool, workspace_bytes: u64, total_bytes: u64, kernels: Vec<String>, explain: String },
+    DoesNotFit { fits: bool, reason: String, needed: u64, available: u64 },
+}
+
+impl Way {
+    fn new(problem: &Problem, facts: &DeviceFacts, path: Path) -> Result<Self> {
+        match Plan::new(problem, facts, path) {
+            Ok(plan) => Ok(Self::Fits {
+                fits: true,
+                workspace_bytes: plan.workspace_bytes(),
+                total_bytes: problem
+                    .input_bytes()
+                    .saturating_add(problem.output_bytes())
+                    .saturating_add(plan.workspace_bytes()),
+                kernels: plan.kernels(),
+                explain: plan.explain(),
+            }),
+            Err(Error::Unsupported { what, needed, available }) => {
+                Ok(Self::DoesNotFit { fits: false, reason: what, needed, available })
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn add_row(&self, name: &str, table: &mut comfy_table::Table) {
+        match self {
+            Self::Fits { workspace_bytes, total_bytes, .. } => {
+                table.add_row([name, &bytes(*workspace_bytes), &bytes(*total_bytes), "fits"]);
+            }
+            Self::DoesNotFit { reason, needed, available, .. } => {
+                let in_bytes = reason.contains("bytes");
+                let amount = |count: u64| if in_bytes { bytes(count) } else { count.to_string() };
+                let text =
+                    format!("does not fit: {reason}: needed {}, available {}", amount(*needed), amount(*available));
+                table.add_row([name, "", "", &text]);
+            }
+        }
+    }
+
+    fn explain(&self) -> Option<&str> {
+        match self {
+            Self::Fits { explain, .. } => Some(explain),
+            Self::DoesNotFit { .. } => None,
+        }
+    }
+}
+
+pub(crate) fn run(args: &PlanArgs, common: &Common) -> Result<()> {
+    let path = args.attention.path()?;
+    let dims = Dims {
+        batch: args.batch,
+        q_heads: args.heads,
+        kv_heads: args.kv_heads.unwrap_or(args.heads),
+        q_len: args.q_len,
+        kv_len: args.kv_len.unwrap_or(args.q_len),
+        head_dim: args.head_dim,
+        value_dim: args.value_dim.unwrap_or(args.head_dim),
+    };
+    let problem = Problem::new(dims, args.attention.options(args.attention.scale))?;
+    let (device, facts) = if common.adapter.is_some() {
+        let engine = common.engine()?;
+        (engine.adapter_info().name.clone(), engine.facts())
+    } else {
+        ("any WebGPU device, at wgpu's default limits".to_string(), DeviceFacts::default())
+    };
+    let way = |of: Path| (path.is_none() || path == Some(of)).then(|| Way::new(&problem, &facts, of)).transpose();
+    let report = Report {
+        device,
+        batch: dims.batch,
+        heads: dims.q_heads,
+        kv_heads: dims.kv_heads,
+        q_len: dims.q_len,
+        kv_len: dims.kv_len,
+        head_dim: dims.head_dim,
+        value_dim: dims.value_dim,
+        causal: args.attention.causal,
+        scale: problem.softmax_scale(),
+        flops: problem.flops(),
+        visible_pairs: problem.visible_pairs(),
+        input_bytes: problem.input_bytes(),
+        output_bytes: problem.output_bytes(),
+        naive_bytes: problem.score_bytes(),
+        tiled: way(Path::Auto)?,
+        naive: way(Path::Naive)?,
+    };
+    if common.json { output::print_json(&report) } else { output::print(&report.text(args.attention.words())) }
+}
+
+impl Report {
+    fn text(&self, options: &str) -> String {
+        let Self { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim, scale, .. } = self;
+        let mut text = format!(
+            "batch {batch}, heads {heads}, kv_heads {kv_heads}, q_len {q_len}, kv_len {kv_len}, head_dim {head_dim}, \
+             value_dim {value_dim}, {options}, scale {scale}\nPlanned for {}\n\n",
+            self.device
+        );
+        text += &format!(
+            "work     {} over {} visible pairs\ninputs   {}\noutputs  {}\n\n",
+            output::flops(self.flops),
+            self.visible_pairs,
+            bytes(self.input_bytes),
+            bytes(self.output_bytes),
+        );
+        let mut table = output::table(["path", "workspace", "total", ""]);
+        let ways = [("tiled", &self.tiled), ("naive", &self.naive)];
+        for (name, way) in ways {
+            way.iter().for_each(|way| way.add_row(name, &mut table));
+        }
+        text += &format!("{table}\n");
+        for (name, way) in ways {
+            if let Some(explain) = way.as_ref().and_then(Way::explain) {
+                text += &format!("\n{name}\n");
+                for line in explain.lines() {
+                    text += &format!("  {line}\n");
+                }
+            }
+        }
+        text
+    }
+}

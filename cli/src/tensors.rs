@@ -1,0 +1,168 @@
+//! Safetensors files: opened with care, for their contents may be anybody's.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use half::{bf16, f16};
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+use tilewise::{AttentionOutput, Engine, Plan, Tensor};
+
+use crate::measure;
+
+/// No header is longer than safetensors' own limit.
+const MAX_HEADER_BYTES: u64 = 100_000_000;
+
+/// The bytes of a file.
+#[derive(Debug)]
+pub(crate) struct TensorFile {
+    bytes: Vec<u8>,
+}
+
+/// The tensors of a file.
+#[derive(Debug)]
+pub(crate) struct Tensors<'a> {
+    tensors: SafeTensors<'a>,
+    metadata: BTreeMap<String, String>,
+}
+
+impl TensorFile {
+    pub(crate) fn read(path: &Path) -> Result<Self> {
+        let metadata = std::fs::metadata(path).map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => anyhow!("no such file"),
+            _ => error.into(),
+        })?;
+        // A device or a pipe may never end.
+        ensure!(metadata.is_file(), "not a regular file");
+        Ok(Self { bytes: std::fs::read(path)? })
+    }
+
+    pub(crate) fn tensors(&self) -> Result<Tensors<'_>> {
+        let metadata = self.check_header()?;
+        let tensors =
+            SafeTensors::deserialize(&self.bytes).map_err(|error| anyhow!("not a sound safetensors file: {error}"))?;
+        Ok(Tensors { tensors, metadata })
+    }
+
+    /// Checks the header for what is worth a better message, and for offsets that the parser's sums could overflow on.
+    fn check_header(&self) -> Result<BTreeMap<String, String>> {
+        let file_bytes = self.bytes.len() as u64;
+        let Some((length, rest)) = self.bytes.split_first_chunk::<8>() else {
+            bail!("not a safetensors file, or truncated: {file_bytes} bytes");
+        };
+        let header_bytes = u64::from_le_bytes(*length);
+        ensure!(
+            header_bytes <= MAX_HEADER_BYTES,
+            "not a safetensors file: it begins with a header length of {header_bytes}"
+        );
+        let header = usize::try_from(header_bytes).ok().and_then(|length| rest.get(..length));
+        let Some(header) = header else {
+            bail!("truncated: a header of {header_bytes} bytes in a file of {file_bytes}");
+        };
+        let header: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_slice(header).map_err(|error| anyhow!("not a safetensors file: its header: {error}"))?;
+        let data_bytes = file_bytes - 8 - header_bytes;
+        let mut metadata = BTreeMap::new();
+        for (name, value) in &header {
+            if name == "__metadata__" {
+                metadata = serde_json::from_value(value.clone()).context("__metadata__ of the header")?;
+                continue;
+            }
+            for offset in value["data_offsets"].as_array().into_iter().flatten() {
+                let offset = offset.as_u64().with_context(|| format!("data_offsets of {name}: {offset}"))?;
+                ensure!(
+                    offset <= data_bytes,
+                    "truncated: tensor {name} ends at byte {offset} of {data_bytes} bytes of data"
+                );
+            }
+        }
+        Ok(metadata)
+    }
+}
+
+impl<'a> Tensors<'a> {
+    pub(crate) fn metadata(&self, key: &str) -> Option<&str> {
+        self.metadata.get(key).map(String::as_str)
+    }
+
+    /// The names, sorted.
+    pub(crate) fn names(&self) -> Vec<&str> {
+        let mut names = self.tensors.names();
+        names.sort_unstable();
+        names
+    }
+
+    /// A tensor, if the file holds it.
+    pub(crate) fn find(&self, name: &str) -> Option<TensorView<'a>> {
+        self.tensors.tensor(name).ok()
+    }
+
+    /// A tensor, or an error that tells what there is.
+    pub(crate) fn get(&self, name: &str) -> Result<TensorView<'a>> {
+        self.find(name).with_context(|| format!("no tensor {name}; the file holds: {}", self.names().join(", ")))
+    }
+}
+
+/// The name of a dtype as manifests write it.
+pub(crate) fn dtype_name(dtype: Dtype) -> String {
+    format!("{dtype:?}").to_lowercase()
+}
+
+/// Elements of a type that the engine takes.
+#[derive(Debug)]
+pub(crate) enum Numbers {
+    F32(Vec<f32>),
+    F16(Vec<f16>),
+    Bf16(Vec<bf16>),
+}
+
+fn elements<const N: usize, T>(bytes: &[u8], decode: impl Fn([u8; N]) -> T) -> Vec<T> {
+    bytes.as_chunks().0.iter().map(|&chunk| decode(chunk)).collect()
+}
+
+impl Numbers {
+    pub(crate) fn of(name: &str, view: &TensorView<'_>) -> Result<Self> {
+        match view.dtype() {
+            Dtype::F32 => Ok(Self::F32(elements(view.data(), f32::from_le_bytes))),
+            Dtype::F16 => Ok(Self::F16(elements(view.data(), f16::from_le_bytes))),
+            Dtype::BF16 => Ok(Self::Bf16(elements(view.data(), bf16::from_le_bytes))),
+            other => bail!("{name} is {other:?}; accepted: F32, F16, BF16"),
+        }
+    }
+
+    pub(crate) fn upload(&self, engine: &Engine, shape: &[usize]) -> tilewise::Result<Tensor> {
+        match self {
+            Self::F32(numbers) => engine.upload(numbers, shape),
+            Self::F16(numbers) => engine.upload(numbers, shape),
+            Self::Bf16(numbers) => engine.upload(numbers, shape),
+        }
+    }
+
+    /// Widened; exact.
+    pub(crate) fn into_f32(self) -> Vec<f32> {
+        match self {
+            Self::F32(numbers) => numbers,
+            Self::F16(numbers) => numbers.into_iter().map(f16::to_f32).collect(),
+            Self::Bf16(numbers) => numbers.into_iter().map(bf16::to_f32).collect(),
+        }
+    }
+}
+
+/// The elements of a result to compare with.
+pub(crate) fn expected(name: &str, view: &TensorView<'_>) -> Result<Vec<f64>> {
+    if view.dtype() == Dtype::F64 {
+        return Ok(elements(view.data(), f64::from_le_bytes));
+    }
+    Ok(Numbers::of(name, view)?.into_f32().into_iter().map(f64::from).collect())
+}
+
+/// Outputs for a plan, filled with NaN: an element that a kernel leaves out then shows.
+pub(crate) fn nan_outputs(engine: &Engine, plan: &Plan) -> Result<AttentionOutput> {
+    let outputs = engine.alloc_output(plan)?;
+    for tensor in [&outputs.o, &outputs.lse] {
+        let nans = f32::NAN.to_le_bytes().repeat(tensor.elems());
+        measure::caught(engine.device(), || engine.queue().write_buffer(tensor.raw_buffer(), 0, &nans))?;
+    }
+    Ok(outputs)
+}

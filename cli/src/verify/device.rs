@@ -1,0 +1,296 @@
+//! Every kernel variant that this device can get, against the CPU reference.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+use tilewise::reference::{self, Case, Comparison, Precision, Tolerance, compare};
+use tilewise::{Align, Attention, Bindings, Dims, Engine, Path, Plan, Problem, Tensor};
+
+use crate::args::Common;
+use crate::measure::{Progress, normal};
+use crate::output;
+use crate::tensors::nan_outputs;
+
+/// Widths of keys and values: an odd few, those that models have, and the widest.
+const WIDTHS: [(usize, usize); 10] =
+    [(1, 1), (3, 3), (40, 40), (64, 64), (80, 80), (128, 128), (256, 256), (512, 512), (64, 20), (24, 96)];
+
+/// Batch, query heads, KV heads, query rows, keys: as many, fewer and more queries than keys, lengths that are no multiple of
+/// any tile, grouped heads, one row, no key, no row.
+const SIZES: [[usize; 5]; 7] = [
+    [1, 2, 2, 64, 64],
+    [2, 4, 2, 33, 70],
+    [1, 3, 1, 65, 31],
+    [1, 2, 1, 1, 100],
+    [1, 6, 3, 17, 17],
+    [1, 2, 1, 5, 0],
+    [1, 1, 1, 0, 9],
+];
+
+/// Batch, m, k, n of products.
+const PRODUCTS: [[usize; 4]; 5] = [[1, 64, 64, 64], [2, 33, 65, 17], [1, 1, 100, 1], [3, 70, 7, 130], [1, 5, 0, 3]];
+
+/// Rows and columns for softmax.
+const ROWS: [[usize; 2]; 5] = [[64, 64], [3, 1], [5, 1000], [17, 63], [2, 257]];
+
+/// What became of the cases of one kernel.
+#[derive(Debug, Clone, Default, Serialize)]
+struct Outcome {
+    cases: usize,
+    failed: usize,
+    /// The largest error as a share of its tolerance; null in JSON where an infinity or a NaN is out of place.
+    worst: f64,
+    /// The first failure.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    kernel: String,
+    status: &'static str,
+    #[serde(flatten)]
+    outcome: Outcome,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    adapter: String,
+    driver: String,
+    kernels: Vec<Row>,
+    /// Cases, over all kernels.
+    passed: usize,
+    failed: usize,
+}
+
+/// Results by kernel.
+#[derive(Debug, Default)]
+struct Outcomes(BTreeMap<String, Outcome>);
+
+impl Outcomes {
+    /// Notes a case: its comparisons, or the error that it ended with.
+    fn add(&mut self, kernel: String, case: &str, result: Result<Vec<(&str, Comparison)>>) {
+        let outcome = self.0.entry(kernel).or_default();
+        outcome.cases += 1;
+        let mut message = None;
+        match result {
+            Ok(comparisons) => {
+                for (name, comparison) in comparisons {
+                    let share =
+                        if comparison.max_abs_err == 0.0 { 0.0 } else { comparison.max_abs_err / comparison.tolerance };
+                    outcome.worst = outcome.worst.max(share);
+                    if !comparison.passed() {
+                        message.get_or_insert_with(|| format!("{case}: {name}: {comparison}"));
+                    }
+                }
+            }
+            Err(error) => {
+                outcome.worst = f64::INFINITY;
+                message = Some(format!("{case}: {error:#}"));
+            }
+        }
+        if let Some(message) = message {
+            outcome.failed += 1;
+            outcome.message.get_or_insert(message);
+        }
+    }
+}
+
+/// Checks the device; whether all is right.
+pub(super) fn run(common: &Common) -> Result<bool> {
+    let engine = common.engine()?;
+    let progress = Progress::new();
+    let mut outcomes = Outcomes::default();
+    let problems = problems();
+    for (index, problem) in problems.iter().enumerate() {
+        progress.stage(format!("head_dim {}", problem.dims.head_dim));
+        progress.done(index as f64 / problems.len() as f64);
+        attention(&engine, problem, &mut outcomes)?;
+    }
+    progress.stage("matmul and softmax_rows");
+    products(&engine, &mut outcomes)?;
+    softmax(&engine, &mut outcomes)?;
+    drop(progress);
+
+    let info = engine.adapter_info();
+    let rows = outcomes.0.into_iter().map(|(kernel, outcome)| Row {
+        kernel,
+        status: if outcome.failed == 0 { "pass" } else { "fail" },
+        outcome,
+    });
+    let rows: Vec<_> = rows.collect();
+    let failed = rows.iter().map(|row| row.outcome.failed).sum();
+    let report = Report {
+        adapter: info.name.clone(),
+        driver: format!("{} {}", info.driver, info.driver_info).trim().to_string(),
+        passed: rows.iter().map(|row| row.outcome.cases).sum::<usize>() - failed,
+        failed,
+        kernels: rows,
+    };
+    if common.json {
+        output::print_json(&report)?
+    } else {
+        output::print(&report.text())?
+    }
+    Ok(failed == 0)
+}
+
+fn problems() -> Vec<Problem> {
+    let attentions = |q_len: usize, kv_len: usize| {
+        let mut options = vec![Attention::full(), Attention::causal()];
+        if q_len != kv_len {
+            options.push(Attention::causal().align(Align::TopLeft));
+        }
+        options
+    };
+    let mut problems = Vec::new();
+    for (head_dim, value_dim) in WIDTHS {
+        for [batch, q_heads, kv_heads, q_len, kv_len] in SIZES {
+            let dims = Dims { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim };
+            for options in attentions(q_len, kv_len) {
+                // One scale that isn't the default, in passing.
+                let options = if batch == 2 { options.softmax_scale(0.3) } else { options };
+                problems.extend(Problem::new(dims, options));
+            }
+        }
+    }
+    problems
+}
+
+fn describe(problem: &Problem) -> String {
+    let Dims { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim } = problem.dims;
+    let mask = match (problem.attention.is_causal(), problem.attention.alignment()) {
+        (false, _) => "full",
+        (true, Align::BottomRight) => "causal",
+        (true, Align::TopLeft) => "causal top-left",
+    };
+    format!("q ({batch}, {q_heads}, {q_len}, {head_dim}), v ({batch}, {kv_heads}, {kv_len}, {value_dim}), {mask}")
+}
+
+/// All plans for a problem against the reference.
+fn attention(engine: &Engine, problem: &Problem, outcomes: &mut Outcomes) -> Result<()> {
+    let Dims { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim } = problem.dims;
+    let dims = &problem.dims;
+    let (q, k, v) = (normal(1, dims.q_elems()), normal(2, dims.k_elems()), normal(3, dims.v_elems()));
+    let case = Case {
+        batch,
+        q_heads,
+        kv_heads,
+        q_len,
+        kv_len,
+        head_dim,
+        value_dim,
+        q: &q,
+        k: &k,
+        v: &v,
+        softmax_scale: Some(problem.softmax_scale().into()),
+        causal: problem.attention.is_causal(),
+        align: match problem.attention.alignment() {
+            Align::BottomRight => reference::Align::BottomRight,
+            Align::TopLeft => reference::Align::TopLeft,
+        },
+        ..Case::default()
+    };
+    let expected = reference::attention(&case)?;
+    let tensors = [
+        engine.upload(&q, [batch, q_heads, q_len, head_dim])?,
+        engine.upload(&k, [batch, kv_heads, kv_len, head_dim])?,
+        engine.upload(&v, [batch, kv_heads, kv_len, value_dim])?,
+    ];
+    let facts = engine.facts();
+    let mut plans = Plan::candidates(problem, &facts).with_context(|| describe(problem))?;
+    plans.push(Plan::new(problem, &facts, Path::Naive).with_context(|| describe(problem))?);
+    for plan in plans {
+        let result = run_plan(engine, &plan, &tensors).map(|(o, lse)| {
+            vec![
+                ("o", compare(&o, &expected.o, expected.tolerance.o(Precision::F32))),
+                ("lse", compare(&lse, &expected.lse, expected.tolerance.lse())),
+            ]
+        });
+        let kernels = plan.kernels();
+        let name = match kernels.as_slice() {
+            [kernel] => kernel.clone(),
+            // By what it is made of: each product has variants of its own.
+            several => format!("naive: {}", several.iter().map(|kernel| stem(kernel)).collect::<Vec<_>>().join(", ")),
+        };
+        outcomes.add(name, &describe(problem), result);
+    }
+    Ok(())
+}
+
+/// A kernel's name without what is baked in.
+fn stem(kernel: &str) -> &str {
+    kernel.split('[').next().unwrap_or(kernel)
+}
+
+fn run_plan(engine: &Engine, plan: &Plan, [q, k, v]: &[Tensor; 3]) -> Result<(Vec<f32>, Vec<f32>)> {
+    let output = nan_outputs(engine, plan)?;
+    let workspace = engine.alloc_workspace(plan)?;
+    let bindings = Bindings { q, k, v, o: &output.o, lse: &output.lse, workspace: workspace.as_ref() };
+    engine.run(plan, &bindings, |_| ControlFlow::Continue(()))?;
+    Ok((output.o.read()?, output.lse.read()?))
+}
+
+fn products(engine: &Engine, outcomes: &mut Outcomes) -> Result<()> {
+    for [batch, m, k, n] in PRODUCTS {
+        let (a_host, b_host) = (normal(4, batch * m * k), normal(5, batch * k * n));
+        let a = engine.upload(&a_host, [batch, m, k])?;
+        // Standard model: a sum of k products is off by (k + 1) u mag at most, in whatever order.
+        let tolerance = |mag: f64| (k + 1) as f64 * Precision::F32.unit_roundoff() * mag;
+        let result = |transposed: bool| -> Result<_> {
+            let (c, expected) = if transposed {
+                let b = engine.upload(&b_host, [batch, n, k])?;
+                (engine.matmul_transposed(&a, &b)?, reference::matmul_transposed(batch, [m, k, n], &a_host, &b_host)?)
+            } else {
+                let b = engine.upload(&b_host, [batch, k, n])?;
+                (engine.matmul(&a, &b)?, reference::matmul(batch, [m, k, n], &a_host, &b_host)?)
+            };
+            Ok(vec![("c", compare(&c.read()?, &expected.c, tolerance(expected.mag)))])
+        };
+        let case = format!("({batch}, {m}, {k}) by ({batch}, {k}, {n})");
+        outcomes.add("matmul, A·B".to_string(), &case, result(false));
+        outcomes.add("matmul, A·Bᵀ".to_string(), &case, result(true));
+    }
+    Ok(())
+}
+
+fn softmax(engine: &Engine, outcomes: &mut Outcomes) -> Result<()> {
+    for [rows, columns] in ROWS {
+        let mut x = normal(6, rows * columns);
+        x.iter_mut().for_each(|x| *x *= 4.0);
+        // A masked element, and a row of nothing else.
+        x[0] = f32::NEG_INFINITY;
+        x[(rows - 1) * columns..].fill(f32::NEG_INFINITY);
+        let result = || -> Result<_> {
+            let (weights, lse) = engine.softmax_rows(&engine.upload(&x, [rows, columns])?)?;
+            let expected = reference::softmax_rows(rows, columns, &x)?;
+            let finite = x.iter().copied().filter(|x| x.is_finite()).fold(0.0, |max: f32, x| max.max(x.abs()));
+            let tolerance = Tolerance { mag: 1.0, exponent: finite.into(), keys: columns };
+            Ok(vec![
+                ("weights", compare(&weights.read()?, &expected.p, tolerance.o(Precision::F32))),
+                ("lse", compare(&lse.read()?, &expected.lse, tolerance.lse())),
+            ])
+        };
+        outcomes.add("softmax_rows".to_string(), &format!("({rows}, {columns})"), result());
+    }
+    Ok(())
+}
+
+impl Report {
+    fn text(&self) -> String {
+        let mut table = output::table(["kernel", "cases", "worst error, of tolerance", ""]);
+        for Row { kernel, status, outcome } in &self.kernels {
+            let worst = format!("{:.1}%", 100.0 * outcome.worst);
+            table.add_row([kernel.as_str(), &outcome.cases.to_string(), &worst, status]);
+        }
+        let mut text = format!("{} ({})\n\n{table}\n\n", self.adapter, self.driver);
+        for row in &self.kernels {
+            if let Some(message) = &row.outcome.message {
+                text += &format!("{}: {message}\n", row.kernel);
+            }
+        }
+        text + &format!("{} passed, {} failed\n", self.passed, self.failed)
+    }
+}

@@ -1,0 +1,274 @@
+//! `tilewise verify --cases`: the repository's own folders, and made-up bad ones.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::support::{Ran, data, gpu, program, ran, text, tilewise};
+
+const KEYS: [&str; 6] = ["adapter", "cases", "passed", "failed", "refused", "errored"];
+const CASE_KEYS: [&str; 5] = ["name", "status", "dtype", "errors", "message"];
+
+fn manifest(folder: &str) -> Vec<Value> {
+    let bytes = std::fs::read(data(folder).join("manifest.json")).unwrap();
+    let manifest: Value = serde_json::from_slice(&bytes).unwrap();
+    manifest["cases"].as_array().unwrap().clone()
+}
+
+fn keys(value: &Value) -> Vec<&str> {
+    let mut keys: Vec<_> = value.as_object().unwrap().keys().map(String::as_str).collect();
+    keys.sort_unstable();
+    keys
+}
+
+fn sorted<const N: usize>(mut names: [&str; N]) -> [&str; N] {
+    names.sort_unstable();
+    names
+}
+
+/// The report, its keys and counts checked.
+fn report(ran: &Ran) -> Value {
+    let report = ran.json();
+    assert_eq!(keys(&report), sorted(KEYS));
+    let cases = report["cases"].as_array().unwrap();
+    assert!(cases.iter().all(|case| keys(case) == sorted(CASE_KEYS)), "{report}");
+    for (count, status) in [("passed", "pass"), ("failed", "fail"), ("refused", "refused"), ("errored", "error")] {
+        assert_eq!(report[count], cases.iter().filter(|case| case["status"] == status).count(), "{count}");
+    }
+    let right = report["failed"] == 0 && report["errored"] == 0;
+    assert_eq!(ran.code, Some(i32::from(!right)));
+    report
+}
+
+/// Whether a case needs nothing but lengths, heads, dims, causal and a scale, by its entry in the manifest.
+fn is_plain(case: &Value) -> bool {
+    let inputs = case["inputs"].as_object().unwrap();
+    let attrs = &case["attrs"];
+    case["layout"] == "bhsd"
+        && inputs.keys().all(|name| ["q", "k", "v", "do", "dlse"].contains(&name.as_str()))
+        && attrs["window_left"] == -1
+        && attrs["window_right"] == -1
+        && attrs["softcap"] == 0.0
+}
+
+#[test]
+fn golden_forward() {
+    if !gpu() {
+        return;
+    }
+    let folder = data("golden");
+    let ran = tilewise(["verify", "--cases", text(&folder), "--dtype", "f32", "--outputs", "forward", "--json"]);
+    let report = report(&ran);
+    assert_eq!((&report["failed"], &report["errored"]), (&json!(0), &json!(0)), "{report}");
+    let manifest = manifest("golden");
+    let cases = report["cases"].as_array().unwrap();
+    assert_eq!(cases.len(), manifest.len());
+    assert!(manifest.iter().filter(|case| is_plain(case)).count() > 30);
+    for (entry, case) in manifest.iter().zip(cases) {
+        assert_eq!(entry["name"], case["name"], "in the manifest's order");
+        if is_plain(entry) {
+            assert_eq!(case["status"], "pass", "{case}");
+            let compared = entry["compare"].as_array().unwrap().iter().filter(|name| *name == "o" || *name == "lse");
+            assert_eq!(keys(&case["errors"]).len(), compared.count(), "{case}");
+        } else {
+            assert_eq!(case["status"], "refused", "{case}");
+            assert!(case["message"].as_str().unwrap().starts_with("not built yet: "), "{case}");
+        }
+    }
+}
+
+#[test]
+fn golden_gradients_are_refused() {
+    if !gpu() {
+        return;
+    }
+    let folder = data("golden");
+    let report = report(&tilewise(["verify", "--cases", text(&folder), "--json"]));
+    for (entry, case) in manifest("golden").iter().zip(report["cases"].as_array().unwrap()) {
+        let forward = entry["compare"].as_array().unwrap().iter().all(|name| name == "o" || name == "lse");
+        let expected = if is_plain(entry) && forward { "pass" } else { "refused" };
+        assert_eq!(case["status"], expected, "{case}");
+        if is_plain(entry) && !forward {
+            assert!(case["message"].as_str().unwrap().contains("gradients (d"), "{case}");
+        }
+    }
+}
+
+#[test]
+fn other_types_leave_out_what_they_cannot_hold() {
+    if !gpu() {
+        return;
+    }
+    let folder = data("golden");
+    for dtype in ["f16", "bf16"] {
+        let report = report(&tilewise(["verify", "--cases", text(&folder), "--dtype", dtype, "--json"]));
+        let exact = |case: &&Value| case["inputs_exact_in"].as_array().unwrap().iter().any(|name| name == dtype);
+        assert_eq!(report["refused"], manifest("golden").iter().filter(exact).count());
+        assert_eq!(report["cases"].as_array().unwrap().len(), report["refused"].as_u64().unwrap() as usize);
+        assert!(report["cases"][0]["message"].as_str().unwrap().contains(&format!("storage in {dtype}")));
+    }
+}
+
+#[test]
+fn onnx() {
+    if !gpu() {
+        return;
+    }
+    let folder = data("onnx_attention");
+    let report = report(&tilewise(["verify", "--cases", text(&folder), "--json"]));
+    assert_eq!((&report["failed"], &report["errored"]), (&json!(0), &json!(0)), "{report}");
+    let mut passed = 0;
+    for (entry, case) in manifest("onnx_attention").iter().zip(report["cases"].as_array().unwrap()) {
+        assert_eq!(entry["name"], case["name"]);
+        let attrs = &entry["attrs"];
+        let off = |name: &str, off: Value| attrs[name].is_null() || attrs[name] == off;
+        let plain = ["Attention", "FlexAttention"].iter().any(|op| entry["op"] == *op)
+            && entry["dtype"] == "f32"
+            && entry["inputs"].as_object().unwrap().len() == 3
+            && entry["outputs"].as_object().unwrap().len() == 1
+            && off("softcap", json!(0.0))
+            && off("left_window_size", json!(-1))
+            && off("right_window_size", json!(-1))
+            && off("score_mod", Value::Null)
+            && off("prob_mod", Value::Null);
+        assert_eq!(case["status"], if plain { "pass" } else { "refused" }, "{case}");
+        passed += usize::from(plain);
+    }
+    assert!(passed > 20, "{passed}");
+}
+
+#[test]
+fn only_some_and_for_people() {
+    if !gpu() {
+        return;
+    }
+    let folder = data("golden");
+    let ran = tilewise(["verify", "--cases", text(&folder), "--outputs", "forward", "--only", "bias"]);
+    let lines: Vec<_> = ran.stdout.lines().collect();
+    let (summary, cases) = lines.split_last().unwrap();
+    assert!(summary.starts_with("0 passed, 0 failed, ") && summary.ends_with(" refused, 0 errored"), "{ran:?}");
+    assert!(
+        cases.len() > 5 && cases.iter().all(|line| line.starts_with("refused") && line.contains("bias")),
+        "{ran:?}"
+    );
+    let none = tilewise(["verify", "--cases", text(&folder), "--only", "no such case"]);
+    assert_eq!((none.code, none.stdout.as_str()), (Some(1), ""));
+}
+
+/// A folder with the given entries and one sound case's file.
+fn folder_of(entries: &Value) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let manifest = json!({"format": "attention-golden/1", "cases": entries});
+    std::fs::write(folder.path().join("manifest.json"), manifest.to_string()).unwrap();
+    let file = entry()["file"].as_str().unwrap().to_string();
+    std::fs::create_dir(folder.path().join("cases")).unwrap();
+    std::fs::copy(data("golden").join(&file), folder.path().join(&file)).unwrap();
+    folder
+}
+
+/// A plain case's entry.
+fn entry() -> Value {
+    manifest("golden").into_iter().find(|case| case["name"] == "explicit_scale").unwrap()
+}
+
+/// The entry after a change.
+fn changed(change: impl FnOnce(&mut Value)) -> Value {
+    let mut entry = entry();
+    change(&mut entry);
+    entry
+}
+
+fn verified(folder: &Path) -> Ran {
+    ran(program().args(["verify", "--outputs", "forward", "--json", "--cases"]).arg(folder))
+}
+
+#[test]
+fn a_bad_case_does_not_stop_the_rest() {
+    if !gpu() {
+        return;
+    }
+    let bad = [
+        changed(|case| case["file"] = json!("cases/nothing.safetensors")),
+        changed(|case| case["file"] = json!("../cases/explicit_scale.safetensors")),
+        changed(|case| case["file"] = json!("/etc/passwd")),
+        changed(|case| case["dims"]["sq"] = json!(1_u64 << 40)),
+        changed(|case| case["dims"]["b"] = json!(-1)),
+        changed(|case| case["inputs"]["q"]["shape"] = json!([1, 1, 1_u64 << 62, 1_u64 << 62])),
+        changed(|case| case["inputs"]["q"]["dtype"] = json!("f16")),
+        changed(|case| case["layout"] = json!("sideways")),
+        changed(|case| case["attrs"]["align"] = json!("middle")),
+        changed(|case| case["attrs"]["scale"] = json!(1e300)),
+        changed(|case| case["tol"] = json!({})),
+        changed(|case| case["compare"] = json!([])),
+        json!("not a case"),
+        Value::Null,
+        json!({}),
+    ];
+    let mut entries = bad.to_vec();
+    entries.push(entry());
+    let folder = folder_of(&json!(entries));
+    // A file cut short, for a case of its own.
+    let report = report(&verified(folder.path()));
+    assert_eq!(report["errored"], bad.len(), "{report}");
+    assert_eq!(report["passed"], 1, "{report}");
+    let cases = report["cases"].as_array().unwrap();
+    assert!(cases[..bad.len()].iter().all(|case| case["message"].as_str().is_some_and(|text| !text.is_empty())));
+
+    let file = folder.path().join(entry()["file"].as_str().unwrap());
+    let bytes = std::fs::read(&file).unwrap();
+    std::fs::write(&file, &bytes[..bytes.len() - 4]).unwrap();
+    let report = self::report(&verified(folder.path()));
+    assert!(report["cases"][bad.len()]["message"].as_str().unwrap().contains("truncated"), "{report}");
+}
+
+#[test]
+fn wrong_numbers_fail() {
+    if !gpu() {
+        return;
+    }
+    let entries = [
+        entry(),
+        changed(|case| case["attrs"]["scale"] = json!(0.123)),
+        changed(|case| case["attrs"]["causal"] = json!(true)),
+        changed(|case| case["tol"]["f32"]["lse"] = json!(-1.0)),
+    ];
+    let report = report(&verified(folder_of(&json!(entries)).path()));
+    let statuses: Vec<_> = report["cases"].as_array().unwrap().iter().map(|case| &case["status"]).collect();
+    assert_eq!(statuses, ["pass", "fail", "fail", "fail"], "{report}");
+    assert!(report["cases"][1]["errors"]["o"].as_f64().unwrap() > 1e-3);
+}
+
+#[test]
+fn what_is_not_known_is_refused() {
+    if !gpu() {
+        return;
+    }
+    let entries = [
+        changed(|case| case["attrs"]["softcap"] = json!(30.0)),
+        changed(|case| case["attrs"]["window_left"] = json!(0)),
+        changed(|case| case["attrs"]["temperature"] = json!(2.0)),
+        changed(|case| case["attrs"]["temperature"] = Value::Null),
+    ];
+    let report = report(&verified(folder_of(&json!(entries)).path()));
+    let statuses: Vec<_> = report["cases"].as_array().unwrap().iter().map(|case| &case["status"]).collect();
+    assert_eq!(statuses, ["refused", "refused", "refused", "pass"], "{report}");
+    assert!(report["cases"][2]["message"].as_str().unwrap().contains("temperature"));
+}
+
+#[test]
+fn an_unreadable_manifest_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = |error: &str| {
+        let ran = verified(folder.path());
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(1), ""), "{ran:?}");
+        assert!(ran.error().contains("manifest.json") && ran.error().contains(error), "{ran:?}");
+    };
+    refused("");
+    let write = |text: &str| std::fs::write(folder.path().join("manifest.json"), text).unwrap();
+    write("{");
+    refused("EOF");
+    write(r#"{"format": "something/9", "cases": []}"#);
+    refused("something/9");
+    write(r#"{"format": "attention-golden/1"}"#);
+    refused("no list of cases");
+}

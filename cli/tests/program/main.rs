@@ -1,0 +1,8 @@
+//! The program as its users run it: arguments and files in, text, JSON and exit codes out.
+
+mod bad_input;
+mod cases;
+mod plan;
+mod run;
+mod support;
+mod verify;

@@ -1,0 +1,109 @@
+//! What needs no GPU.
+
+use super::support::{program, ran, tilewise};
+
+/// The program where wgpu finds nothing: the backend named isn't built in.
+fn without_gpu<const N: usize>(args: [&str; N]) -> super::support::Ran {
+    ran(program().args(args).env("WGPU_BACKEND", "gl").env("VK_DRIVER_FILES", "nothing"))
+}
+
+#[test]
+fn plan_needs_no_gpu() {
+    let json = without_gpu(["plan", "--q-len", "131072", "--causal", "--json"]).json();
+    assert_eq!(json["naive_bytes"], 68_719_476_736_u64);
+    assert_eq!(json["tiled"]["fits"], true);
+    assert_eq!(json["tiled"]["workspace_bytes"], 0);
+    assert_eq!(json["naive"]["fits"], false);
+    assert_eq!(json["naive"]["needed"], 68_719_476_736_u64);
+    let text = without_gpu(["plan", "--q-len", "131072", "--causal"]);
+    assert_eq!(text.code, Some(0));
+    assert!(text.stdout.contains("does not fit") && text.stdout.contains("needed 64 GiB"), "{text:?}");
+}
+
+#[test]
+fn plan_counts_the_article_figures() {
+    let json = without_gpu(["plan", "--q-len", "4096", "--json"]).json();
+    assert_eq!(json["naive_bytes"], 67_108_864);
+    assert_eq!(json["flops"], 4_u64 * 64 * 4096 * 4096);
+    assert_eq!(json["input_bytes"], 3 * 4 * 64 * 4096);
+    assert_eq!(json["naive"]["workspace_bytes"], 67_108_864);
+}
+
+#[test]
+fn plan_takes_every_size() {
+    let json = without_gpu([
+        "plan",
+        "--batch",
+        "2",
+        "--heads",
+        "6",
+        "--kv-heads",
+        "3",
+        "--q-len",
+        "5",
+        "--kv-len",
+        "9",
+        "--head-dim",
+        "32",
+        "--value-dim",
+        "16",
+        "--causal",
+        "--align",
+        "top-left",
+        "--scale",
+        "-0.5",
+        "--path",
+        "auto",
+        "--json",
+    ])
+    .json();
+    assert_eq!(json["visible_pairs"], 2 * 6 * (1 + 2 + 3 + 4 + 5));
+    assert_eq!(json["scale"], -0.5);
+    assert_eq!(json["output_bytes"], 4 * 2 * 6 * 5 * (16 + 1));
+    assert!(json["naive"].is_null());
+}
+
+#[test]
+fn plan_refuses_what_has_no_meaning() {
+    for (args, error) in [
+        (["plan", "--heads=7", "--kv-heads=3"], "q_heads = 7, kv_heads = 3"),
+        (["plan", "--scale=NaN", "--causal"], "softmax_scale = NaN"),
+        (["plan", "--head-dim=0", "--causal"], "head_dim = 0"),
+        (["plan", "--path=split:4", "--causal"], "isn't built yet"),
+        (["plan", "--path=quick", "--causal"], "accepted: auto, naive"),
+    ] {
+        let ran = without_gpu(args);
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(1), ""), "{args:?}");
+        assert!(ran.error().contains(error), "{ran:?}");
+    }
+}
+
+#[test]
+fn no_device_is_one_clear_error() {
+    for command in ["info", "verify", "walkthrough"] {
+        let ran = without_gpu([command]);
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(1), ""), "{ran:?}");
+        assert!(ran.error().contains("no usable GPU adapter"), "{ran:?}");
+    }
+}
+
+#[test]
+fn usage_errors_exit_with_2() {
+    for args in [["plan", "--q-len=many"], ["nonsense", "--json"], ["verify", "--outputs=forward"], ["run", "--causal"]]
+    {
+        let ran = without_gpu(args);
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{args:?}");
+    }
+}
+
+#[test]
+fn every_command_has_help() {
+    let help = tilewise(["--help"]);
+    assert_eq!(help.code, Some(0));
+    for command in ["info", "plan", "run", "verify", "bench", "walkthrough"] {
+        assert!(help.stdout.contains(command));
+        let help = tilewise([command, "--help"]);
+        assert_eq!(help.code, Some(0));
+        assert!(help.stdout.contains("--adapter") && help.stdout.contains("--json"), "{command}");
+    }
+}

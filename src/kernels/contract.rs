@@ -1,0 +1,379 @@
+//! What the host says of a kernel, compared with what its text says: every variant that the planner can choose, without a GPU.
+
+use core::any::type_name_of_val;
+use core::mem::offset_of;
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::OnceLock;
+
+use bytemuck::Zeroable;
+use wgpu::naga::{self, AddressSpace, ScalarKind, StorageAccess, TypeInner};
+
+use super::{Strides, flash_fwd, matmul, softmax_rows};
+use crate::gpu::{Access, Kernel};
+use crate::plan::{self, DeviceFacts};
+use crate::problem::{Attention, Dims, Problem};
+use crate::shader::{Library, Recipe, spec_defaults};
+
+/// Devices of both kinds: the least that WebGPU allows, what software drivers have, and what big GPUs have.
+fn devices() -> Vec<DeviceFacts> {
+    let mut devices = Vec::new();
+    for device_type in [wgpu::DeviceType::Cpu, wgpu::DeviceType::Other] {
+        for (bytes, invocations) in [(16_384, 256), (32_768, 1024), (65_536, 1024)] {
+            let limits = wgpu::Limits {
+                max_compute_workgroup_storage_size: bytes,
+                max_compute_invocations_per_workgroup: invocations,
+                max_compute_workgroup_size_x: invocations,
+                max_compute_workgroup_size_y: invocations,
+                ..wgpu::Limits::default()
+            };
+            devices.push(DeviceFacts { limits, features: wgpu::Features::all(), device_type });
+        }
+    }
+    devices
+}
+
+/// Sizes on both sides of each step that tiles and slices take: the slices depend on `head_dim`, the output columns of a thread on
+/// `value_dim`.
+fn sizes() -> impl Iterator<Item = Dims> {
+    let head_dims = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 64, 128, 512, 1000];
+    let value_dims = [1].into_iter().chain((32..512).step_by(32).flat_map(|step| [step, step + 1])).chain([512]);
+    value_dims.flat_map(move |value_dim| {
+        head_dims.into_iter().map(move |head_dim| Dims { head_dim, value_dim, ..Dims::square(1, 1, 1, 1) })
+    })
+}
+
+/// All variants of `flash_fwd` for one of those sizes.
+fn flash_fwd_variants(dims: Dims, facts: &DeviceFacts) -> Vec<flash_fwd::Variant> {
+    plan::flash_fwd_variants(&Problem::new(dims, Attention::full()).unwrap(), facts)
+}
+
+/// A kernel's text as naga sees it.
+struct Parsed {
+    kernel: Kernel,
+    label: String,
+    source: String,
+    module: naga::Module,
+}
+
+/// Every distinct kernel that any of the devices runs for any sizes.
+fn kernels() -> &'static [Parsed] {
+    static KERNELS: OnceLock<Vec<Parsed>> = OnceLock::new();
+    KERNELS.get_or_init(|| {
+        let mut kernels: HashMap<Recipe, Kernel> = HashMap::new();
+        let mut add = |kernel: Kernel| kernels.insert(kernel.recipe.clone(), kernel);
+        for facts in devices() {
+            for dims in sizes() {
+                let variants = flash_fwd_variants(dims, &facts);
+                assert!(!variants.is_empty(), "{dims:?} {:?}", facts.limits);
+                for variant in variants {
+                    add(variant.kernel());
+                }
+            }
+            for b in [matmul::Operand::Rows, matmul::Operand::Columns] {
+                for reach in [matmul::Reach::All, matmul::Reach::Causal] {
+                    for k in (0..=17).chain([512, 100_000]) {
+                        add(plan::matmul_variant(b, reach, k, &facts).unwrap().kernel());
+                    }
+                }
+            }
+            add(plan::softmax_rows_variant(&facts).unwrap().kernel());
+        }
+        kernels.into_values().map(parse).collect()
+    })
+}
+
+fn parse(kernel: Kernel) -> Parsed {
+    let (source, label) = (kernel.recipe.source().unwrap(), kernel.recipe.label());
+    let module = naga::front::wgsl::parse_str(&source)
+        .unwrap_or_else(|error| panic!("{label}: {}", error.emit_to_string(&source)));
+    Parsed { kernel, label, source, module }
+}
+
+/// What naga may take for granted on a device with these features. A feature that kernels come to use needs its line here.
+fn capabilities(features: wgpu::Features) -> naga::valid::Capabilities {
+    assert!(features.is_empty(), "{features:?} has no capability yet");
+    naga::valid::Capabilities::empty()
+}
+
+#[test]
+fn texts_validate_with_the_features_they_claim() {
+    for Parsed { kernel, label, module, .. } in kernels() {
+        let flags = naga::valid::ValidationFlags::all();
+        let mut validator = naga::valid::Validator::new(flags, capabilities(kernel.features));
+        let validated = validator.validate(module);
+        assert!(validated.is_ok(), "{label}: {:?}", validated.err());
+    }
+}
+
+#[test]
+fn entry_points_are_named_and_sized_as_the_host_says() {
+    for Parsed { kernel, label, module, .. } in kernels() {
+        let [entry] = module.entry_points.as_slice() else { panic!("{label}: one entry point") };
+        assert_eq!(entry.name, kernel.recipe.stem());
+        assert_eq!(entry.workgroup_size, kernel.workgroup_size, "{label}");
+    }
+}
+
+#[test]
+fn bindings_are_those_of_the_host() {
+    for Parsed { kernel, label, module, .. } in kernels() {
+        let mut bound: Vec<_> = module
+            .global_variables
+            .iter()
+            .filter_map(|(_, global)| global.binding.as_ref().map(|at| (at.group, at.binding, global.space)))
+            .collect();
+        bound.sort_by_key(|&(group, binding, _)| (group, binding));
+        let storage = kernel.storage.iter().map(|access| match access {
+            Access::Read => AddressSpace::Storage { access: StorageAccess::LOAD },
+            Access::ReadWrite => AddressSpace::Storage { access: StorageAccess::LOAD | StorageAccess::STORE },
+        });
+        let spaces = core::iter::once(AddressSpace::Uniform).chain(storage);
+        let expected: Vec<_> = (0..).zip(spaces).map(|(binding, space)| (0, binding, space)).collect();
+        assert_eq!(bound, expected, "{label}");
+    }
+}
+
+/// The budget that the host checks against the device, since wgpu doesn't.
+#[test]
+fn workgroup_memory_is_what_the_host_says() {
+    for Parsed { kernel, label, module, .. } in kernels() {
+        let mut layouter = naga::proc::Layouter::default();
+        layouter.update(module.to_ctx()).unwrap();
+        let workgroup = module.global_variables.iter().filter(|(_, global)| global.space == AddressSpace::WorkGroup);
+        let bytes: u32 = workgroup.map(|(_, global)| layouter[global.ty].size).sum();
+        assert_eq!(bytes, kernel.workgroup_bytes, "{label}");
+    }
+}
+
+/// A member of a uniform: name, offset in bytes, type.
+type Member = (String, usize, String);
+
+/// The members of a host struct, with those of its `Strides` under the names that the kernel gives them.
+macro_rules! members {
+    ($params:ty, $strides:expr, [$($field:ident),* $(,)?]) => {{
+        let zero = <$params>::zeroed();
+        let mut members = Vec::new();
+        $(add_member(&mut members, $strides, stringify!($field), offset_of!($params, $field), type_name_of_val(&zero.$field));)*
+        members
+    }};
+}
+
+fn add_member(members: &mut Vec<Member>, strides: [&str; 4], name: &str, offset: usize, type_name: &str) {
+    if type_name.ends_with("Strides") {
+        let offsets = [
+            offset_of!(Strides, offset),
+            offset_of!(Strides, outer),
+            offset_of!(Strides, inner),
+            offset_of!(Strides, row),
+        ];
+        for (part, within) in strides.into_iter().zip(offsets) {
+            members.push((format!("{name}.{part}"), offset + within, "u32".to_owned()));
+        }
+    } else {
+        members.push((name.to_owned(), offset, type_name.to_owned()));
+    }
+}
+
+/// What the host writes into a kernel's uniform. A new kernel needs its line here.
+fn host_members(stem: &str) -> Vec<Member> {
+    match stem {
+        "flash_fwd" => members!(
+            flash_fwd::Params,
+            ["offset", "batch", "head", "row"],
+            [
+                q,
+                k,
+                v,
+                out,
+                lse,
+                q_len,
+                kv_len,
+                head_dim,
+                value_dim,
+                q_heads,
+                group_size,
+                q_blocks,
+                first_block,
+                end_block,
+                diagonal,
+                scale,
+                pad
+            ]
+        ),
+        "matmul" => members!(
+            matmul::Params,
+            ["offset", "outer", "inner", "row"],
+            [a, b, c, m, n, k, inner, group_size, m_blocks, n_blocks, first_block, end_block, diagonal, alpha, pad]
+        ),
+        "softmax_rows" => members!(
+            softmax_rows::Params,
+            [""; 4],
+            [x_offset, lse_offset, columns, rows_per_matrix, diagonal, first_row, end_row, pad]
+        ),
+        _ => panic!("{stem} has no list of members"),
+    }
+}
+
+/// The scalar members of a struct of the text, those of inner structs under `outer.inner`.
+fn text_members(module: &naga::Module, ty: naga::Handle<naga::Type>, name: &str, offset: usize) -> Vec<Member> {
+    match &module.types[ty].inner {
+        TypeInner::Struct { members, .. } => {
+            let of_member = |member: &naga::StructMember| {
+                let inner = member.name.as_deref().unwrap_or_default();
+                let name = if name.is_empty() { inner.to_owned() } else { format!("{name}.{inner}") };
+                text_members(module, member.ty, &name, offset + member.offset as usize)
+            };
+            members.iter().flat_map(of_member).collect()
+        }
+        TypeInner::Scalar(scalar) => {
+            let kind = match scalar.kind {
+                ScalarKind::Uint => "u",
+                ScalarKind::Sint => "i",
+                ScalarKind::Float => "f",
+                other => panic!("{name} is {other:?}"),
+            };
+            vec![(name.to_owned(), offset, format!("{kind}{}", 8 * scalar.width))]
+        }
+        other => panic!("{name} is {other:?}; accepted across the border: 4-byte scalars"),
+    }
+}
+
+#[test]
+fn uniforms_are_laid_out_as_the_host_writes_them() {
+    for Parsed { kernel, label, module, .. } in kernels() {
+        let uniforms: Vec<_> =
+            module.global_variables.iter().filter(|(_, global)| global.space == AddressSpace::Uniform).collect();
+        let [(_, uniform)] = uniforms.as_slice() else { panic!("{label}: one uniform") };
+        let TypeInner::Struct { span, .. } = module.types[uniform.ty].inner else { panic!("a struct") };
+        assert_eq!(span, kernel.params_bytes, "{label}");
+        let expected = host_members(kernel.recipe.stem());
+        assert_eq!(text_members(module, uniform.ty, "", 0), expected, "{label}");
+        let (name, offset, _) = expected.last().unwrap();
+        assert_eq!(offset + 4, span as usize, "{name} isn't the last member");
+    }
+}
+
+/// The values that a reader sees in the file are those of `Variant::default()`, so that the header's figures are of it.
+#[test]
+fn spec_defaults_are_those_of_the_host() {
+    for kernel in [
+        flash_fwd::Variant::default().kernel(),
+        matmul::Variant::default().kernel(),
+        softmax_rows::Variant::default().kernel(),
+    ] {
+        let stem = kernel.recipe.stem();
+        let as_written = Recipe::new(stem).source().unwrap();
+        assert_eq!(spec_defaults(&kernel.recipe.source().unwrap()), spec_defaults(&as_written), "{stem}");
+        assert!(!spec_defaults(&as_written).unwrap().is_empty());
+        let (_, text) = Library::EMBEDDED.file(&format!("{stem}.wgsl")).unwrap();
+        let budget = format!("{} bytes", kernel.workgroup_bytes);
+        assert!(text.contains(&budget), "the Budget of {stem}.wgsl doesn't say {budget}");
+    }
+}
+
+#[test]
+fn headers_have_their_sections() {
+    let sections = ["Maths", "Shapes", "Mapping", "Budget", "Registers", "Barriers", "Numerics", "Source"]
+        .map(|it| format!("// {it:<9} "));
+    for path in Library::EMBEDDED.paths() {
+        let (_, text) = Library::EMBEDDED.file(path).unwrap();
+        let mut header = text.lines().take_while(|line| line.starts_with("//"));
+        if path.starts_with("common/") {
+            assert!(header.next().is_some(), "{path} begins with no comment");
+            continue;
+        }
+        let stem = path.trim_end_matches(".wgsl");
+        assert!(header.next().is_some_and(|line| line.starts_with(&format!("// {stem}: "))), "{path}: the title");
+        let mut wanted = sections.iter();
+        let mut next = wanted.next();
+        for line in header {
+            if next.is_some_and(|section| line.starts_with(section.as_str())) {
+                next = wanted.next();
+            }
+        }
+        assert_eq!(next, None, "{path}: a section that is missing or out of order");
+    }
+}
+
+#[test]
+fn every_file_is_reached_by_some_variant() {
+    let mut reached = BTreeSet::new();
+    for Parsed { kernel, .. } in kernels() {
+        let expanded = kernel.recipe.expand(Library::EMBEDDED).unwrap();
+        reached.extend((1..=expanded.text.lines().count()).filter_map(|line| Some(expanded.origin(line)?.file)));
+    }
+    assert_eq!(reached, Library::EMBEDDED.paths().collect());
+}
+
+/// Pipelines are compiled once each and kept. All variants of all devices are what verification may have to go through; those that
+/// one device chooses by itself, for all sizes there are, are what an app can come to pay.
+#[test]
+fn distinct_kernels_are_few() {
+    let of = |stem: &str| kernels().iter().filter(|parsed| parsed.kernel.recipe.stem() == stem).count();
+    let counts = (of("flash_fwd"), of("matmul"), of("softmax_rows"));
+    assert!(counts.0 <= 340 && counts.1 <= 40 && counts.2 <= 2, "{counts:?}");
+    for facts in devices() {
+        let chosen: HashSet<_> = sizes().filter_map(|dims| flash_fwd_variants(dims, &facts).first().copied()).collect();
+        assert!(chosen.len() <= 40, "{} of {:?}", chosen.len(), facts.device_type);
+    }
+}
+
+/// The text without its comments.
+fn code(source: &str) -> Vec<&str> {
+    source.lines().map(|line| line.split("//").next().unwrap_or_default().trim()).collect()
+}
+
+fn has_word(line: &str, word: &str) -> bool {
+    line.split(|char: char| !char.is_alphanumeric() && char != '_').any(|it| it == word)
+}
+
+/// Browsers refuse a barrier that some invocations may not reach, naga doesn't, and some drivers hang. So barriers stand in
+/// the entry point alone, under no condition that differs between invocations, and nothing leaves it before the end but the
+/// whole workgroup at once.
+#[test]
+fn barriers_are_reached_by_all_or_none() {
+    for Parsed { kernel, label, source, .. } in kernels() {
+        let entry = format!("fn {}(", kernel.recipe.stem());
+        let mut enclosing: Vec<&str> = Vec::new();
+        let mut barriers = 0;
+        for line in code(source) {
+            for _ in line.matches('}') {
+                enclosing.pop();
+            }
+            let in_entry = enclosing.first().is_some_and(|header| header.contains(&entry) || header.starts_with(") {"));
+            if line.contains("workgroupBarrier") {
+                barriers += 1;
+                assert!(in_entry, "{label}: a barrier outside the entry point");
+                for header in &enclosing[1..] {
+                    let differs = ["lane", "thread", "x", "y", "item", "row", "key", "column"];
+                    let word = differs.into_iter().find(|word| has_word(header, word));
+                    assert_eq!(word, None, "{label}: a barrier within `{header}`");
+                }
+            }
+            if in_entry && ["return", "break", "continue"].into_iter().any(|word| has_word(line, word)) {
+                let header = enclosing.last().copied().unwrap_or_default();
+                let whole_workgroup = header.starts_with("if (") && header.contains(" >= params.end_");
+                assert!(line == "return;" && whole_workgroup, "{label}: `{line}` within `{header}`");
+            }
+            for _ in line.matches('{') {
+                enclosing.push(line);
+            }
+        }
+        assert!(barriers > 0, "{label}: no barrier found");
+    }
+}
+
+/// What WGSL lacks or naga doesn't carry: infinities, 0/0, `enable`, `override`, extensions.
+#[test]
+fn texts_keep_to_plain_wgsl() {
+    for Parsed { label, source, .. } in kernels() {
+        for line in code(source) {
+            let banned = ["enable", "override", "requires", "diagnostic", "inf", "nan", "isInf", "isNan"];
+            let word = banned.into_iter().find(|word| has_word(line, word));
+            assert_eq!(word, None, "{label}: `{line}`");
+            let made =
+                ["bitcast<f32>", "bitcast<vec4", "/ 0.0", "/ 0f", "0x1p"].into_iter().find(|it| line.contains(it));
+            assert_eq!(made, None, "{label}: `{line}`");
+        }
+    }
+}

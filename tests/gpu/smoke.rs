@@ -1,0 +1,113 @@
+//! A little of everything on default limits, for drivers that are slow: each test of this file takes a moment on any of them.
+//!
+//! Few pipelines are compiled: the planner's choice only, and dims that share variants.
+
+use tilewise::{Align, Attention, Dims, Engine, Path};
+
+use super::support::{Inputs, Setup, assert_close, assert_matches, one_head, random, with_default_limits};
+
+/// The planner's choice against the reference.
+#[track_caller]
+fn check(setup: &Setup, path: Path) {
+    let Some(engine) = with_default_limits() else { return };
+    let data = setup.data();
+    let plan = engine.plan_by(path, &setup.problem()).unwrap();
+    let results = Inputs::amid_nan(engine, &setup.dims, &data).run(engine, &plan);
+    assert_matches(&results, &setup.reference(&data), &format!("{setup:?} {:?}", plan.kernels()));
+}
+
+fn product(engine: &Engine, b_shape: [usize; 2], multiply: impl Fn(&[f32], &[f32]) -> (Vec<f32>, Vec<f64>, f64)) {
+    let (a, b) = (random(1, 1.0, 17 * 19), random(2, 1.0, b_shape[0] * b_shape[1]));
+    let (got, expected, mag) = multiply(&a, &b);
+    assert_close(&got, &expected, 21.0 * f64::from(f32::EPSILON) * mag, &engine.describe_adapter());
+}
+
+#[test]
+fn matmul() {
+    let Some(engine) = with_default_limits() else { return };
+    product(engine, [19, 33], |a, b| {
+        let c = engine.matmul(&engine.upload(a, [17, 19]).unwrap(), &engine.upload(b, [19, 33]).unwrap()).unwrap();
+        let expected = tilewise::reference::matmul(1, [17, 19, 33], a, b).unwrap();
+        (c.read().unwrap(), expected.c, expected.mag)
+    });
+}
+
+#[test]
+fn matmul_transposed() {
+    let Some(engine) = with_default_limits() else { return };
+    product(engine, [33, 19], |a, b| {
+        let (a_gpu, b_gpu) = (engine.upload(a, [17, 19]).unwrap(), engine.upload(b, [33, 19]).unwrap());
+        let c = engine.matmul_transposed(&a_gpu, &b_gpu).unwrap();
+        let expected = tilewise::reference::matmul_transposed(1, [17, 19, 33], a, b).unwrap();
+        (c.read().unwrap(), expected.c, expected.mag)
+    });
+}
+
+#[test]
+fn softmax_rows() {
+    let Some(engine) = with_default_limits() else { return };
+    let x = random(3, 4.0, 3 * 70);
+    let (p, lse) = engine.softmax_rows(&engine.upload(&x, [3, 70]).unwrap()).unwrap();
+    let expected = tilewise::reference::softmax_rows(3, 70, &x).unwrap();
+    assert_close(&p.read().unwrap(), &expected.p, 1e-5, "weights");
+    assert_close(&lse.read().unwrap(), &expected.lse, 1e-5, "lse");
+}
+
+#[test]
+fn naive() {
+    check(&Setup::new(one_head(17, 33, 20, 20), None), Path::Naive);
+}
+
+#[test]
+fn naive_causal() {
+    check(&Setup::new(one_head(17, 33, 20, 20), Some(Align::BottomRight)), Path::Naive);
+}
+
+#[test]
+fn head_dim_20() {
+    check(&Setup::new(one_head(17, 33, 20, 20), None), Path::Auto);
+}
+
+#[test]
+fn head_dim_64() {
+    check(&Setup::new(one_head(9, 70, 64, 64), None), Path::Auto);
+}
+
+#[test]
+fn head_dim_128_with_narrower_values() {
+    check(&Setup::new(one_head(5, 40, 128, 64), None), Path::Auto);
+}
+
+#[test]
+fn causal_bottom_right() {
+    check(&Setup::new(one_head(33, 70, 20, 20), Some(Align::BottomRight)), Path::Auto);
+}
+
+#[test]
+fn causal_top_left() {
+    check(&Setup::new(one_head(33, 70, 20, 20), Some(Align::TopLeft)), Path::Auto);
+}
+
+#[test]
+fn rows_that_see_nothing() {
+    check(&Setup::new(one_head(33, 17, 20, 20), Some(Align::BottomRight)), Path::Auto);
+    check(&Setup::new(one_head(3, 0, 20, 20), None), Path::Auto);
+}
+
+#[test]
+fn grouped_queries() {
+    let dims = Dims { batch: 2, q_heads: 4, kv_heads: 2, ..one_head(7, 17, 20, 20) };
+    check(&Setup::new(dims, Some(Align::BottomRight)), Path::Auto);
+}
+
+#[test]
+fn bits_repeat() {
+    let Some(engine) = with_default_limits() else { return };
+    let setup = Setup::new(one_head(33, 70, 20, 20), None);
+    let inputs = Inputs::amid_nan(engine, &setup.dims, &setup.data());
+    let run = || engine.attention(&inputs.q, &inputs.k, &inputs.v, &Attention::full()).unwrap().o.read().unwrap();
+    let first = run();
+    for _ in 0..5 {
+        assert_eq!(run(), first);
+    }
+}
