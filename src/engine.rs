@@ -73,6 +73,9 @@ const SUBMISSION_FLOPS: u64 = 50_000_000_000;
 /// How long [`Engine::run`] aims to make one submission.
 const RUN_SUBMISSION: Duration = Duration::from_millis(250);
 
+/// The fewest workgroups that [`Engine::run`] submits: enough that each core of a software device has some. On a software device a submission may then take longer than aimed at; no watchdog looks there.
+const RUN_BLOCKS: u64 = 16;
+
 impl Engine {
     /// Opens wgpu's default adapter with all its limits. Blocks; in a browser use [`Engine::open_async`].
     ///
@@ -277,7 +280,7 @@ impl Engine {
         let steps = steps(&self.gpu, plan, bindings)?;
         for (index, step) in steps.iter().enumerate() {
             // A guess for the first submission, then what the last one took.
-            let mut size = (step.blocks / 64).max(1);
+            let mut size = (step.blocks / 64).max(RUN_BLOCKS);
             let mut start = 0;
             while start < step.blocks {
                 let end = (start + size).min(step.blocks);
@@ -412,8 +415,8 @@ impl Plan {
 /// The next submission's size, given how many blocks the last had and what it took.
 fn next_size(size: u64, ran: u64, took: Duration) -> u64 {
     let wanted = RUN_SUBMISSION.as_secs_f64() / took.as_secs_f64().max(1e-6) * ran as f64;
-    // Grow no more than fourfold: the first submissions may have been dearer or cheaper than the rest.
-    let grown = wanted.clamp(1.0, 4.0 * size as f64);
+    // Grow no more than twofold: the first submissions may have been dearer or cheaper than the rest.
+    let grown = wanted.clamp(RUN_BLOCKS as f64, (2 * size.max(RUN_BLOCKS)) as f64);
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to a small positive number")]
     let size = grown as u64;
     size

@@ -30,7 +30,7 @@
 //! | run for long, with progress and cancellation | [`Engine::run`] |
 //! | count device memory | [`Engine::memory`], [`Engine::allocator_report`] |
 //! | compare with attention that stores the score matrix | [`Path::Naive`] |
-//! | decide what is right | [`reference`] |
+//! | decide what is right | [`mod@reference`] |
 //!
 //! What attention means here, exactly: a row that sees no key gives o = 0 and lse = -inf; causal masks align bottom-right unless
 //! asked otherwise ([`Align`]); a masked key has no effect whatever is stored there; a NaN that a query sees shows in that row and in

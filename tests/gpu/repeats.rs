@@ -64,7 +64,7 @@ fn run(
 }
 
 fn long_setup() -> Setup {
-    Setup::new(Dims { batch: 2, q_heads: 6, kv_heads: 3, ..one_head(330, 300, 20, 20) }, Some(Align::BottomRight))
+    Setup::new(Dims { batch: 2, q_heads: 24, kv_heads: 3, ..one_head(330, 300, 20, 20) }, Some(Align::BottomRight))
 }
 
 #[test]
