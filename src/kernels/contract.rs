@@ -344,6 +344,7 @@ fn barriers_are_reached_by_all_or_none() {
             if line.contains("workgroupBarrier") {
                 barriers += 1;
                 assert!(in_entry, "{label}: a barrier outside the entry point");
+                assert_eq!(line, "workgroupBarrier();", "{label}: a barrier with something else on its line");
                 for header in &enclosing[1..] {
                     let differs = ["lane", "thread", "x", "y", "item", "row", "key", "column"];
                     let word = differs.into_iter().find(|word| has_word(header, word));

@@ -6,9 +6,9 @@ use super::support::{MASKS, Setup, one_head};
 
 const LENGTHS: [usize; 16] = [0, 1, 2, 3, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129, 257, 1000];
 
-/// Two query heads on one key/value head, so that a tail written past its head shows in the next.
+/// Two query heads on one key/value head, so that a tail written past its head shows in the next; heads wider than one slice.
 fn check(q_len: usize, kv_len: usize, mask: usize) {
-    let dims = Dims { q_heads: 2, ..one_head(q_len, kv_len, 16, 12) };
+    let dims = Dims { q_heads: 2, ..one_head(q_len, kv_len, 20, 12) };
     Setup { seed: (1000 * q_len + kv_len) as u64, ..Setup::new(dims, MASKS[mask % 3]) }.check();
 }
 
