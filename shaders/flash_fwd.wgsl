@@ -14,7 +14,8 @@
 // Numerics  All f32. Scores stay in natural units and meet log2(e) after the maximum is subtracted, so that a score of any size keeps
 //           its bits. A masked key takes no part in the maximum; its weight is marked by -1, so that PV passes over it and a NaN in
 //           its value has no effect. l == 0 exactly when a row saw no key (its largest score has weight 1): o = 0, lse = -inf, whose
-//           bits are stored as an integer because WGSL has no infinities. A NaN among visible scores makes l NaN, hence o and lse.
+//           bits are stored as an integer because WGSL has no infinities. A NaN among visible scores makes l NaN, hence o and lse; it is
+//           handed on by its bits, because SwiftShader's exp2 and log make a number of it.
 // Source    Milakov & Gimelshein 2018 (online softmax); Dao 2023 (FlashAttention-2, algorithm 1: unnormalised acc, one division).
 
 const TX: u32 = 8u; // @spec
@@ -228,7 +229,9 @@ fn flash_fwd(
             for (var c = 0u; c < 4u; c++) {
                 // @unroll
                 for (var j = 0u; j < KEY_VECS; j++) {
-                    let weight = exp2((s[(4u * i + c) * KEY_VECS + j] - vec4(row_max[i][c])) * LOG2_E);
+                    let score = s[(4u * i + c) * KEY_VECS + j];
+                    let is_nan = (bitcast<vec4<u32>>(score) & vec4(0x7fffffffu)) > vec4(0x7f800000u);
+                    let weight = select(exp2((score - vec4(row_max[i][c])) * LOG2_E), score, is_nan);
                     let seen = select(weight, vec4(0.0), hidden[(4u * i + c) * KEY_VECS + j]);
                     row_sum[i][c] += (seen.x + seen.y) + (seen.z + seen.w);
                     s[(4u * i + c) * KEY_VECS + j] = select(weight, vec4(MASKED), hidden[(4u * i + c) * KEY_VECS + j]);
@@ -332,7 +335,10 @@ fn flash_fwd(
                 }
                 if (x == 0u) {
                     let at = params.lse.offset + batch * params.lse.batch + head * params.lse.head + row * params.lse.row;
-                    lse[at] = select(bitcast<u32>(row_max[i][c] + log(sum)), NEG_INF_BITS, empty);
+                    // Not every driver's log hands a NaN on.
+                    let is_nan = (bitcast<u32>(sum) & 0x7fffffffu) > 0x7f800000u;
+                    let bits = select(bitcast<u32>(row_max[i][c] + log(sum)), bitcast<u32>(sum), is_nan);
+                    lse[at] = select(bits, NEG_INF_BITS, empty);
                 }
             }
         }

@@ -33,6 +33,11 @@ struct Params {
 
 var<workgroup> sh_part: array<f32, THREADS>;
 
+// e^(x - largest); a NaN stays one, which not every driver's exp2 lets it.
+fn weight_of(x: f32, largest: f32) -> f32 {
+    return select(exp2((x - largest) * LOG2_E), x, (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u);
+}
+
 @compute @workgroup_size(THREADS)
 fn softmax_rows(
     @builtin(workgroup_id) workgroup: vec3<u32>,
@@ -63,7 +68,7 @@ fn softmax_rows(
 
     var sum = 0.0;
     for (var column = lane; column < reach; column += THREADS) {
-        sum += exp2((x[base + column] - largest) * LOG2_E);
+        sum += weight_of(x[base + column], largest);
     }
     sh_part[lane] = sum;
     workgroupBarrier();
@@ -77,10 +82,13 @@ fn softmax_rows(
     let empty = sum == 0.0;
 
     for (var column = lane; column < params.columns; column += THREADS) {
-        let weight = exp2((x[base + column] - largest) * LOG2_E) / select(sum, 1.0, empty);
+        let weight = weight_of(x[base + column], largest) / select(sum, 1.0, empty);
         x[base + column] = select(0.0, weight, column < reach);
     }
     if (lane == 0u) {
-        lse[params.lse_offset + row] = select(bitcast<u32>(largest + log(sum)), NEG_INF_BITS, empty);
+        // Not every driver's log hands a NaN on.
+        let is_nan = (bitcast<u32>(sum) & 0x7fffffffu) > 0x7f800000u;
+        let bits = select(bitcast<u32>(largest + log(sum)), bitcast<u32>(sum), is_nan);
+        lse[params.lse_offset + row] = select(bits, NEG_INF_BITS, empty);
     }
 }

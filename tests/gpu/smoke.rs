@@ -111,3 +111,18 @@ fn bits_repeat() {
         assert_eq!(run(), first);
     }
 }
+
+/// A NaN that a row sees shows in its o and its lse, tiled and naive, and in no other row: some drivers' exp and log swallow it.
+#[test]
+fn nan_shows_in_its_row() {
+    let Some(engine) = with_default_limits() else { return };
+    let setup = Setup::new(one_head(17, 33, 20, 20), Some(Align::BottomRight));
+    let mut data = setup.data();
+    data.k[20 * 20] = f32::NAN; // rows 4 and up see key 20
+    for path in [Path::Auto, Path::Naive] {
+        let plan = engine.plan_by(path, &setup.problem()).unwrap();
+        let (o, lse) = Inputs::amid_nan(engine, &setup.dims, &data).run(engine, &plan);
+        assert!(o.iter().enumerate().all(|(at, o)| o.is_nan() == (at / 20 >= 4)), "o by {path:?}");
+        assert!(lse.iter().enumerate().all(|(row, lse)| lse.is_nan() == (row >= 4)), "lse by {path:?}: {lse:?}");
+    }
+}
