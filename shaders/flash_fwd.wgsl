@@ -13,8 +13,9 @@
 //           from params and the workgroup's number. Rows and keys past the end are staged as zeros, never skipped.
 // Numerics  All f32. Scores stay in natural units and meet log2(e) after the maximum is subtracted, so that a score of any size keeps
 //           its bits. A masked key takes no part in the maximum; its weight is marked by -1, so that PV passes over it and a NaN in
-//           its value has no effect. l == 0 exactly when a row saw no key (its largest score has weight 1): o = 0, lse = -inf, whose
-//           bits are stored as an integer because WGSL has no infinities. A NaN among visible scores makes l NaN, hence o and lse; it is
+//           its value has no effect. l == 0 when a row saw no key, or none but scores of -inf (any other largest score has weight 1):
+//           o = 0, lse = -inf, whose bits are stored as an integer because WGSL has no infinities. Dot products and sums of P V are
+//           f32 before scale and division: beyond 3.4e38 they are infinite. A NaN among visible scores makes l NaN, hence o and lse; it is
 //           handed on by its bits, because SwiftShader's exp2 and log make a number of it.
 // Source    Milakov & Gimelshein 2018 (online softmax); Dao 2023 (FlashAttention-2, algorithm 1: unnormalised acc, one division).
 

@@ -166,6 +166,7 @@ impl Plan {
         check_bindings(problem, facts)?;
         let score_bytes = problem.score_bytes();
         for (what, available) in [
+            ("bytes of scores that u32 can index", 4 * u64::from(u32::MAX)),
             ("bytes in one storage binding (naive scores)", facts.limits.max_storage_buffer_binding_size),
             ("bytes in one buffer (naive scores)", facts.limits.max_buffer_size),
         ] {

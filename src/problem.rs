@@ -102,7 +102,8 @@ impl Dims {
             ("v", [self.batch, kv_heads, self.kv_len, value_dim]),
             ("o", [self.batch, q_heads, self.q_len, value_dim]),
         ] {
-            if product(sizes) > u32::MAX as usize {
+            // A size beside a 0 is bounded too: strides and tiles are made of it.
+            if product(sizes.map(|size| size.max(1))) > u32::MAX as usize {
                 return Err(Error::invalid(format!(
                     "{name} of shape {sizes:?} has too many elements; accepted: up to {}",
                     u32::MAX
@@ -191,10 +192,9 @@ impl Attention {
 /// One attention call, described completely: what a plan is made from.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Problem {
-    /// The sizes.
-    pub dims: Dims,
-    /// The options.
-    pub attention: Attention,
+    // Not public: only what `new` has checked may reach a kernel.
+    pub(crate) dims: Dims,
+    pub(crate) attention: Attention,
 }
 
 impl Problem {
@@ -210,6 +210,16 @@ impl Problem {
             return Err(Error::invalid(format!("softmax_scale = {scale}; accepted: a finite number")));
         }
         Ok(Self { dims, attention })
+    }
+
+    /// The sizes.
+    pub fn dims(&self) -> Dims {
+        self.dims
+    }
+
+    /// The options.
+    pub fn attention(&self) -> Attention {
+        self.attention
     }
 
     /// The factor of q·k: the one asked for, or 1/√`head_dim`.
@@ -240,23 +250,26 @@ impl Problem {
         } else {
             q_len * kv_len
         };
-        u64::try_from(pairs).unwrap_or(0).saturating_mul((self.dims.batch * self.dims.q_heads) as u64)
+        u64::try_from(pairs).unwrap_or(0).saturating_mul(product([self.dims.batch, self.dims.q_heads]) as u64)
     }
 
     /// Floating-point operations of the two products over visible pairs, 2 · (`head_dim` + `value_dim`) a pair: the work that any
     /// kernel must do. Softmax is not counted, as is usual.
     pub fn flops(&self) -> u64 {
-        self.visible_pairs().saturating_mul(2 * (self.dims.head_dim + self.dims.value_dim) as u64)
+        self.visible_pairs().saturating_mul(2 * (self.dims.head_dim as u64 + self.dims.value_dim as u64))
     }
 
     /// Bytes of q, k and v as the engine stores them.
     pub fn input_bytes(&self) -> u64 {
-        4 * (self.dims.q_elems() + self.dims.k_elems() + self.dims.v_elems()) as u64
+        4 * [self.dims.q_elems(), self.dims.k_elems(), self.dims.v_elems()]
+            .map(|elems| elems as u64)
+            .iter()
+            .sum::<u64>()
     }
 
     /// Bytes of o and lse.
     pub fn output_bytes(&self) -> u64 {
-        4 * (self.dims.o_elems() + self.dims.rows()) as u64
+        4 * (self.dims.o_elems() as u64 + self.dims.rows() as u64)
     }
 
     /// Bytes of the f32 score matrices that a naive implementation keeps.
@@ -307,6 +320,8 @@ mod tests {
         assert!(refused(dims(4, 4), Attention::full().softmax_scale(f32::NAN)).contains("NaN"));
         assert!(refused(dims(4, 4), Attention::full().softmax_scale(f32::INFINITY)).contains("inf"));
         assert!(refused(dims(usize::MAX / 2, 4), Attention::full()).contains("too many elements"));
+        let empty = Dims { batch: 0, head_dim: usize::MAX, ..dims(4, 4) };
+        assert!(refused(empty, Attention::full()).contains("too many elements"));
     }
 
     #[test]

@@ -19,7 +19,7 @@ use tilewise::{Bindings, Engine, Problem, Tensor};
 
 use crate::args::Common;
 use crate::measure::Progress;
-use crate::output;
+use crate::output::{self, printable};
 use crate::tensors::{TensorFile, Tensors, dtype_name, nan_outputs};
 use crate::verify::VerifyArgs;
 
@@ -190,7 +190,7 @@ impl Report {
                 Status::Refused => "refused",
                 Status::Error => "ERROR",
             };
-            text += &format!("{status:<8} {name}: {}\n", first_line(message.as_deref()));
+            text += &format!("{status:<8} {}: {}\n", printable(name), printable(first_line(message.as_deref())));
         }
         let Self { passed, failed, refused, errored, .. } = self;
         text + &format!("{passed} passed, {failed} failed, {refused} refused, {errored} errored\n")

@@ -26,7 +26,8 @@ fn main() -> ExitCode {
         Err(error) => {
             // One line, whatever drivers and parsers put into their messages.
             let text = format!("{error:#}");
-            eprintln!("error: {}", text.split_whitespace().collect::<Vec<_>>().join(" "));
+            let words: Vec<_> = text.split_whitespace().collect();
+            eprintln!("error: {}", output::printable(&words.join(" ")));
             ExitCode::FAILURE
         }
     }

@@ -1,6 +1,5 @@
 //! What commands print and write.
 
-use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -65,17 +64,19 @@ impl OutFile {
             ensure!(metadata.is_file(), "{} isn't a regular file", path.display());
         }
         ensure!(target.file_name().is_some(), "{} is no file name", path.display());
-        let folder = folder(&target);
+        let file = Self(target);
+        let folder = folder(&file.0);
         ensure!(folder.is_dir(), "there is no folder {}", folder.display());
-        Ok(Self(target))
+        let temporary = file.temporary();
+        File::create_new(&temporary)
+            .and_then(|_| std::fs::remove_file(&temporary))
+            .with_context(|| format!("no file can be written in {}", folder.display()))?;
+        Ok(file)
     }
 
     /// Writes the file whole or not at all: under another name first.
     pub(crate) fn write(&self, contents: &[u8]) -> Result<()> {
-        let mut name = OsString::from(".");
-        name.push(self.0.file_name().unwrap_or_default());
-        name.push(format!(".{}.tmp", std::process::id()));
-        let temporary = folder(&self.0).join(name);
+        let temporary = self.temporary();
         let written = File::create_new(&temporary)
             .and_then(|mut file| file.write_all(contents).and_then(|()| file.sync_all()))
             .and_then(|()| std::fs::rename(&temporary, &self.0));
@@ -86,6 +87,16 @@ impl OutFile {
         }
         Ok(())
     }
+
+    /// Beside the file, by a short name: the file's own may be as long as the system allows.
+    fn temporary(&self) -> PathBuf {
+        folder(&self.0).join(format!(".tilewise.{}.tmp", std::process::id()))
+    }
+}
+
+/// Text out of a file, fit for a terminal: without the control characters that could move its cursor or change its colours.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 
 fn folder(path: &Path) -> &Path {

@@ -171,7 +171,7 @@ pub(crate) fn run(args: &RunArgs, common: &Common) -> Result<()> {
         out.write(&done.safetensors(&problem)?)?;
     }
     if let Some(note) = &layout_note {
-        eprintln!("note: {name}: {note}");
+        eprintln!("note: {}: {}", output::printable(&name.to_string()), output::printable(note));
     }
     let report = Report::new(args, &engine, &plan, &input, &done, layout_note);
     if common.json { output::print_json(&report) } else { output::print(&report.text(args, &done)) }
@@ -219,7 +219,8 @@ fn open(args: &RunArgs, tensors: &Tensors<'_>) -> Result<(Problem, Input)> {
         && let Some(mask) = tensors.metadata("mask").filter(|mask| !matches!(*mask, "" | "none" | "full"))
     {
         let hint = if mask == "causal" { "; --causal applies it" } else { "" };
-        eprintln!("note: {}: its metadata says mask: {mask}, which isn't applied{hint}", args.file.display());
+        let (file, mask) = (args.file.display(), output::printable(mask));
+        eprintln!("note: {file}: its metadata says mask: {mask}, which isn't applied{hint}");
     }
     Ok((problem, Input { shapes, qkv, o, lse }))
 }
@@ -303,7 +304,7 @@ impl Done {
 
     /// o and lse as a file.
     fn safetensors(&self, problem: &Problem) -> Result<Vec<u8>> {
-        let Dims { batch, q_heads, q_len, value_dim, .. } = problem.dims;
+        let Dims { batch, q_heads, q_len, value_dim, .. } = problem.dims();
         let bytes = |numbers: &[f32]| -> Vec<u8> { numbers.iter().flat_map(|x| x.to_le_bytes()).collect() };
         let (o, lse) = (bytes(&self.o_out), bytes(&self.lse_out));
         let views = [

@@ -310,7 +310,7 @@ fn memory(engine: &Engine) -> Result<Step> {
 
     engine.wait()?;
     engine.reset_peak();
-    let tiled = engine.attention(&q, &k, &v, &problem.attention)?.o.read()?;
+    let tiled = engine.attention(&q, &k, &v, &problem.attention())?.o.read()?;
     let used = engine.memory();
     step.say(format!(
         "tiled: a peak of {} on the device ({} q, k, v; {} o and lse; {} workspace)",
@@ -329,7 +329,7 @@ fn memory(engine: &Engine) -> Result<Step> {
     );
 
     engine.reset_peak();
-    match engine.attention_by(Path::Naive, &q, &k, &v, &problem.attention) {
+    match engine.attention_by(Path::Naive, &q, &k, &v, &problem.attention()) {
         Ok(output) => {
             let naive = output.o.read()?;
             let used = engine.memory();

@@ -67,9 +67,11 @@ pub(crate) struct Window {
 
 /// Elements of a dense tensor, or an error where their count or their byte count can't be held.
 pub(crate) fn count_elems(shape: &[usize]) -> Result<usize> {
-    let elems = shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size));
-    elems
-        .filter(|&elems| elems <= u32::MAX as usize)
+    // A size beside a 0 is bounded too: strides are made of it.
+    let bound = shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size.max(1)));
+    bound
+        .filter(|&bound| bound <= u32::MAX as usize)
+        .map(|_| shape.iter().product())
         .ok_or_else(|| Error::invalid(format!("shape {shape:?}; accepted: up to {} elements", u32::MAX)))
 }
 
@@ -110,6 +112,9 @@ impl Tensor {
             return Err(Error::invalid(format!(
                 "shape {shape:?} at element {offset} of a buffer that holds {held} f32; accepted: what fits"
             )));
+        }
+        if raw.size() < 4 {
+            return Err(Error::invalid(format!("a buffer of {} bytes; accepted: 4 or more", raw.size())));
         }
         if !raw.usage().contains(wgpu::BufferUsages::STORAGE) {
             return Err(Error::invalid(format!("a buffer of usage {:?}; accepted: STORAGE among them", raw.usage())));
@@ -282,7 +287,7 @@ impl Tensor {
         let extent = self.extent();
         let alignment = u64::from(limits.min_storage_buffer_offset_alignment.max(4));
         if extent.is_empty() {
-            return Ok(Window { offset_bytes: 0, bytes: 16.min(self.buffer.raw.size()), first_elem: 0 });
+            return Ok(Window { offset_bytes: 0, bytes: 16.min(self.buffer.raw.size() / 4 * 4), first_elem: 0 });
         }
         let start = 4 * extent.start as u64;
         let offset_bytes = start / alignment * alignment;

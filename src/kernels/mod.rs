@@ -64,7 +64,7 @@ pub(crate) fn to_u32(size: usize) -> Result<u32> {
 /// The biggest of 16, 8, 4, 2, 1 that fits `budget_bytes` at `bytes_each`, and isn't twice too big for `length`.
 pub(crate) fn slice_that_fits(length: u32, bytes_each: u32, budget_bytes: u32) -> u32 {
     let mut slice = 16;
-    while slice > 1 && (slice * bytes_each > budget_bytes || slice >= 2 * length.max(1)) {
+    while slice > 1 && (slice * bytes_each > budget_bytes || slice >= length.max(1).saturating_mul(2)) {
         slice /= 2;
     }
     slice

@@ -197,6 +197,16 @@ fn data_and_views_that_do_not_fit() {
 }
 
 #[test]
+fn huge_sizes_beside_a_zero() {
+    for engine in engines() {
+        for shape in [[0, usize::MAX, usize::MAX], [0, 2, usize::MAX], [usize::MAX, 2, 0]] {
+            assert_invalid(engine.upload::<f32>(&[], shape), &["elements"]);
+        }
+        assert_usable(engine);
+    }
+}
+
+#[test]
 fn products_and_rows_that_do_not_fit() {
     for engine in engines() {
         let t = |shape: &[usize]| engine.alloc(shape).unwrap();

@@ -239,7 +239,7 @@ impl Inputs {
     /// Records a plan into an encoder of the test's own, with outputs amid guard words, and reads everything back.
     #[track_caller]
     pub(crate) fn run(&self, engine: &Engine, plan: &Plan) -> Results {
-        let Dims { batch, q_heads, q_len, value_dim, .. } = plan.problem().dims;
+        let Dims { batch, q_heads, q_len, value_dim, .. } = plan.problem().dims();
         let o = Guarded::new(engine, &[batch, q_heads, q_len, value_dim]);
         let lse = Guarded::new(engine, &[batch, q_heads, q_len]);
         self.run_into(engine, plan, &o.tensor, &lse.tensor);

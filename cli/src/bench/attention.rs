@@ -41,7 +41,9 @@ struct Ran {
 
 pub(super) fn measure(bench: &Bench<'_>, spec: &Spec) -> Result<Row> {
     let problem = spec.problem()?;
-    let dims = problem.dims;
+    let dims = problem.dims();
+    // What can't run is refused before gigabytes of inputs are made for it.
+    let plan = bench.engine.plan(&problem)?;
     bench.progress.stage(format!("{}: making inputs", spec.lengths()));
     let host = Inputs::random(&problem);
     let upload = |data: &[f32], heads, len, dim| bench.engine.upload(data, [dims.batch, heads, len, dim]);
@@ -56,7 +58,7 @@ pub(super) fn measure(bench: &Bench<'_>, spec: &Spec) -> Result<Row> {
 
     let tiled = match bench.paths {
         Paths::Naive => None,
-        _ => Some(run(bench, &data, &bench.engine.plan(&problem)?, "tiled", None)?),
+        _ => Some(run(bench, &data, &plan, "tiled", None)?),
     };
     let naive = match bench.paths {
         Paths::Tiled => Err(NOT_ASKED_FOR.to_string()),
@@ -159,13 +161,13 @@ fn run(bench: &Bench<'_>, data: &Data<'_>, plan: &Plan, name: &str, other: Optio
 fn warm_up(engine: &Engine, spec: &Spec, plan: &Plan) -> Result<()> {
     let (q_len, kv_len) = (spec.q_len.min(WARM_UP_LEN), spec.kv_len.min(WARM_UP_LEN));
     let small = Spec { q_len, kv_len, batch: spec.batch.min(1), ..*spec }.problem()?;
-    let dims = small.dims;
+    let dims = small.dims();
     let tensor = |heads, len, dim| engine.alloc([dims.batch, heads, len, dim]);
     let q = tensor(dims.q_heads, dims.q_len, dims.head_dim)?;
     let k = tensor(dims.kv_heads, dims.kv_len, dims.head_dim)?;
     let v = tensor(dims.kv_heads, dims.kv_len, dims.value_dim)?;
     let path = if plan.workspace_bytes() == 0 { Path::Auto } else { Path::Naive };
-    engine.attention_by(path, &q, &k, &v, &small.attention)?;
+    engine.attention_by(path, &q, &k, &v, &small.attention())?;
     Ok(engine.wait()?)
 }
 

@@ -39,7 +39,7 @@ pub(super) struct Inputs {
 
 impl Inputs {
     pub(super) fn random(problem: &Problem) -> Self {
-        let dims = &problem.dims;
+        let dims = &problem.dims();
         Self {
             q: measure::normal(1, dims.q_elems()),
             k: measure::normal(2, dims.k_elems()),
@@ -68,7 +68,7 @@ pub(super) fn spread(size: usize, count: usize) -> Vec<usize> {
 
 /// The reference's view of a problem.
 fn case<'a>(spec: &Spec, problem: &Problem, inputs: &'a Inputs) -> Case<'a> {
-    let dims = &problem.dims;
+    let dims = &problem.dims();
     Case {
         batch: dims.batch,
         q_heads: dims.q_heads,
@@ -97,7 +97,7 @@ pub(super) fn against_reference(
     inputs: &Inputs,
     output: &HostOutput,
 ) -> Result<Checked> {
-    let dims = &problem.dims;
+    let dims = &problem.dims();
     let picked = spread(dims.rows(), ROWS);
     let rows: Vec<_> = picked
         .iter()

@@ -15,7 +15,7 @@ const LONG_SECONDS: f64 = 10.0;
 pub(super) fn measure(bench: &Bench<'_>, spec: &Spec) -> Result<Row> {
     let Bench { engine, progress, .. } = *bench;
     let n = spec.q_len;
-    let flops = 2 * (n as u64).pow(3);
+    let flops = (n as u64).saturating_pow(3).saturating_mul(2);
     let refused = |refused: &str| Some(Outcome::Refused { refused: refused.to_string() });
     if bench.paths == Paths::Naive {
         let naive = refused("a matrix product has no naive path");

@@ -39,7 +39,12 @@ impl Spec {
         match self.kind {
             Kind::Matmul => {
                 ensure!(self.q_len == self.kv_len, "--kind matmul multiplies square matrices; accepted: --q-len alone");
-                ensure!(self.q_len > 0, "--q-len 0; accepted: 1 or more");
+                let elems = self.q_len.checked_mul(self.q_len);
+                ensure!(
+                    elems.is_some_and(|elems| (1..=u32::MAX as usize).contains(&elems)),
+                    "--q-len {}; accepted: 1 to 65535 for --kind matmul",
+                    self.q_len
+                );
             }
             _ => drop(self.problem()?),
         }

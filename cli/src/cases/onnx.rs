@@ -47,7 +47,7 @@ pub(super) fn check(runner: &Runner<'_>, case: &Value) -> Result<Compared> {
     let problem = entry.problem(&inputs)?;
     let y = tensors.get("y")?;
     let result_shape =
-        entry.stored(&[problem.dims.batch, problem.dims.q_heads, problem.dims.q_len, problem.dims.value_dim]);
+        entry.stored(&[problem.dims().batch, problem.dims().q_heads, problem.dims().q_len, problem.dims().value_dim]);
     ensure!(y.shape() == result_shape, "y is {:?}; accepted: {result_shape:?}, by the inputs", y.shape());
 
     let upload = |input: &Input| -> Result<Tensor> {
@@ -75,7 +75,7 @@ struct Input {
 
 /// ONNX's own relative 1e-3 would let wrong kernels pass: what an honest f32 engine keeps to is far less.
 fn tolerance(problem: &Problem, q: &[f32], k: &[f32], v: &[f32]) -> Result<f64> {
-    let Dims { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim } = problem.dims;
+    let Dims { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim } = problem.dims();
     let case = Case {
         batch,
         q_heads,
@@ -88,7 +88,7 @@ fn tolerance(problem: &Problem, q: &[f32], k: &[f32], v: &[f32]) -> Result<f64> 
         k,
         v,
         softmax_scale: Some(problem.softmax_scale().into()),
-        causal: problem.attention.is_causal(),
+        causal: problem.attention().is_causal(),
         align: reference::Align::TopLeft,
         ..Case::default()
     };

@@ -105,7 +105,7 @@ pub(super) fn run(common: &Common) -> Result<bool> {
     let mut outcomes = Outcomes::default();
     let problems = problems();
     for (index, problem) in problems.iter().enumerate() {
-        progress.stage(format!("head_dim {}", problem.dims.head_dim));
+        progress.stage(format!("head_dim {}", problem.dims().head_dim));
         progress.done(index as f64 / problems.len() as f64);
         attention(&engine, problem, &mut outcomes)?;
     }
@@ -160,8 +160,8 @@ fn problems() -> Vec<Problem> {
 }
 
 fn describe(problem: &Problem) -> String {
-    let Dims { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim } = problem.dims;
-    let mask = match (problem.attention.is_causal(), problem.attention.alignment()) {
+    let Dims { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim } = problem.dims();
+    let mask = match (problem.attention().is_causal(), problem.attention().alignment()) {
         (false, _) => "full",
         (true, Align::BottomRight) => "causal",
         (true, Align::TopLeft) => "causal top-left",
@@ -171,8 +171,8 @@ fn describe(problem: &Problem) -> String {
 
 /// All plans for a problem against the reference.
 fn attention(engine: &Engine, problem: &Problem, outcomes: &mut Outcomes) -> Result<()> {
-    let Dims { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim } = problem.dims;
-    let dims = &problem.dims;
+    let Dims { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim } = problem.dims();
+    let dims = &problem.dims();
     let (q, k, v) = (normal(1, dims.q_elems()), normal(2, dims.k_elems()), normal(3, dims.v_elems()));
     let case = Case {
         batch,
@@ -186,8 +186,8 @@ fn attention(engine: &Engine, problem: &Problem, outcomes: &mut Outcomes) -> Res
         k: &k,
         v: &v,
         softmax_scale: Some(problem.softmax_scale().into()),
-        causal: problem.attention.is_causal(),
-        align: match problem.attention.alignment() {
+        causal: problem.attention().is_causal(),
+        align: match problem.attention().alignment() {
             Align::BottomRight => reference::Align::BottomRight,
             Align::TopLeft => reference::Align::TopLeft,
         },

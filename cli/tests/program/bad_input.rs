@@ -1,6 +1,6 @@
 //! Files and options that make no sense: one clear line, exit status 1, nothing on stdout, no device needed.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::support::{Numbers, numbers, program, ran, safetensors_of};
 
@@ -131,9 +131,19 @@ fn more_than_fits() {
     Bad::new(&safetensors_of(&asks)).is_refused(&["--limits", "default"], "268435456 needed, 134217728 available");
 }
 
+/// A name in a file can't command the terminal.
+#[test]
+fn control_characters_are_not_passed_on() {
+    let file = safetensors_of(&[numbers("\u{1b}[31mq", &[1, 1, 4, 5])]);
+    Bad::new(&file).is_refused(&[], "\u{fffd}[31mq");
+}
+
 #[test]
 fn out_that_cannot_be_written() {
     let good = Bad::new(&safetensors_of(&qkv()));
+    if Path::new("/proc").is_dir() {
+        good.is_refused(&["--out", "/proc/o.safetensors"], "no file can be written in /proc");
+    }
     good.is_refused(&["--out", "no-such-folder/o.safetensors"], "there is no folder");
     good.is_refused(&["--out", "."], "isn't a regular file");
 }

@@ -78,6 +78,24 @@ fn plan_refuses_what_has_no_meaning() {
     }
 }
 
+/// A size beside a 0 makes no element, but strides, tiles and counts are made of it.
+#[test]
+fn plan_refuses_huge_sizes_beside_a_zero() {
+    let max = usize::MAX.to_string();
+    for args in [
+        ["plan", "--batch", "0", "--head-dim", &max],
+        ["plan", "--q-len", "0", "--batch", &max],
+        ["plan", "--batch", "0", "--heads", &max],
+        ["plan", "--kv-len", "0", "--head-dim", "3000000000"],
+    ] {
+        let ran = without_gpu(args);
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(1), ""), "{args:?}");
+        assert!(ran.error().contains("too many elements"), "{ran:?}");
+    }
+    let widest = without_gpu(["plan", "--q-len=0", "--kv-len=0", "--head-dim=4294967295", "--value-dim=1"]);
+    assert_eq!(widest.code, Some(0), "{widest:?}");
+}
+
 #[test]
 fn no_device_is_one_clear_error() {
     for command in ["info", "verify", "walkthrough"] {
