@@ -11,5 +11,7 @@ root=$(CDPATH='' cd "$(dirname "$0")/.." && pwd)
 
 # shellcheck source=scripts/rust.sh
 . "$root/scripts/rust.sh"
+# Without a desktop session Mesa's device-select layer prints errors that are none.
+if [ -z "${XDG_RUNTIME_DIR:-}" ]; then export NODEVICE_SELECT=1; fi
 "$root/scripts/vulkan.sh"
 exec cargo run --release --manifest-path "$root/Cargo.toml" --bin tilewise -- "$@"

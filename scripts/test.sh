@@ -12,6 +12,8 @@ root=$(CDPATH='' cd "$(dirname "$0")/.." && pwd)
 
 # shellcheck source=scripts/rust.sh
 . "$root/scripts/rust.sh"
+# Without a desktop session Mesa's device-select layer prints errors that are none.
+if [ -z "${XDG_RUNTIME_DIR:-}" ]; then export NODEVICE_SELECT=1; fi
 export REQUIRE_GPU="${REQUIRE_GPU:-1}"
 if [ "$REQUIRE_GPU" != 0 ]; then
     "$root/scripts/vulkan.sh"

@@ -398,7 +398,26 @@ impl Engine {
 
 impl Plan {
     /// Records the plan's dispatches into the caller's encoder. Submits nothing and waits for nothing; allocates a uniform
-    /// buffer of under 256 bytes a dispatch, which lives as long as the recorded commands.
+    /// buffer of under 256 bytes a dispatch, which lives as long as the recorded commands. A kernel's first use compiles it.
+    ///
+    /// ```no_run
+    /// use tilewise::{Attention, Bindings, Dims, Engine, Problem, wgpu};
+    ///
+    /// # fn main() -> tilewise::Result<()> {
+    /// let engine = Engine::new()?; // or Engine::with_device(device, queue)
+    /// let problem = Problem::new(Dims::square(1, 8, 1000, 64), Attention::causal())?;
+    /// let plan = engine.plan(&problem)?;
+    /// println!("{plan}");
+    /// let x = engine.upload(&vec![0.1f32; 8 * 1000 * 64], [1, 8, 1000, 64])?;
+    /// let (out, workspace) = (engine.alloc_output(&plan)?, engine.alloc_workspace(&plan)?);
+    ///
+    /// let mut encoder = engine.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+    /// let (q, k, v) = (&x, &x, &x);
+    /// plan.record(&mut encoder, &Bindings { q, k, v, o: &out.o, lse: &out.lse, workspace: workspace.as_ref() })?;
+    /// engine.queue().submit([encoder.finish()]);
+    /// let o = out.o.read()?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// [`Error::Invalid`] if a tensor isn't of the problem's shape, has a last axis that isn't contiguous, or if an output lies in

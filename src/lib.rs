@@ -50,4 +50,4 @@ pub use error::{Error, GpuError, Result};
 pub use gpu::{AdapterChoice, Element, EngineOptions, LimitsChoice, MemoryUse, Purpose, Tensor};
 pub use plan::{DeviceFacts, Path, Plan};
 pub use problem::{Align, Attention, Dims, Problem};
-pub use wgpu;
+pub use {half, wgpu};

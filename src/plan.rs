@@ -152,7 +152,11 @@ impl Plan {
         check_bindings(problem, facts)?;
         let value_dim = problem.dims.value_dim as u64;
         if value_dim > flash_fwd::MAX_VALUE_DIM.into() {
-            return Err(Error::unsupported("value_dim", value_dim, flash_fwd::MAX_VALUE_DIM.into()));
+            return Err(Error::unsupported(
+                "value_dim (of any tiled kernel)",
+                value_dim,
+                flash_fwd::MAX_VALUE_DIM.into(),
+            ));
         }
         let plans = flash_fwd_variants(problem, facts).into_iter().map(|variant| Self {
             problem: *problem,

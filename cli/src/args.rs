@@ -45,26 +45,28 @@ impl Command {
 }
 
 /// What every command takes.
+/// What the flags of every command stand under in their help.
+const DEVICE: &str = "Device and output";
+
 #[derive(Debug, Args)]
 pub(crate) struct Common {
     /// Adapter: its number in `info`, part of its name, or `hardware` for any that isn't the CPU [default: a fast one]
-    #[arg(long, global = true, value_name = "NAME|INDEX")]
+    #[arg(long, global = true, value_name = "NAME|INDEX", help_heading = DEVICE)]
     pub(crate) adapter: Option<String>,
     /// Print one JSON document instead of text for people
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = DEVICE)]
     pub(crate) json: bool,
-    /// Use all that the adapter has, or only what every WebGPU device has
-    #[arg(long, global = true, value_enum, default_value_t)]
-    pub(crate) limits: Limits,
+    /// Use all that the adapter has (the default), or only what every WebGPU device has
+    #[arg(long, global = true, value_enum, help_heading = DEVICE)]
+    limits: Option<Limits>,
     /// Leave subgroup operations out
-    #[arg(long, global = true)]
-    pub(crate) no_subgroups: bool,
+    #[arg(long, global = true, help_heading = DEVICE)]
+    no_subgroups: bool,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Limits {
     /// Everything the adapter has.
-    #[default]
     Adapter,
     /// wgpu's default limits, and no optional feature.
     Default,
@@ -82,11 +84,16 @@ impl Common {
         }
     }
 
+    /// Whether a flag speaks of an adapter: what needs no device takes one then.
+    pub(crate) fn wants_adapter(&self) -> bool {
+        self.adapter.is_some() || self.no_subgroups || self.limits == Some(Limits::Adapter)
+    }
+
     /// Opens the adapter that was asked for.
     pub(crate) fn engine(&self) -> Result<Engine> {
         let limits = match self.limits {
-            Limits::Adapter => LimitsChoice::Adapter,
-            Limits::Default => LimitsChoice::Default,
+            None | Some(Limits::Adapter) => LimitsChoice::Adapter,
+            Some(Limits::Default) => LimitsChoice::Default,
         };
         let options =
             EngineOptions { adapter: self.choice(), limits, no_subgroups: self.no_subgroups, ..Default::default() };

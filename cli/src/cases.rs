@@ -193,7 +193,11 @@ impl Report {
             text += &format!("{status:<8} {}: {}\n", printable(name), printable(first_line(message.as_deref())));
         }
         let Self { passed, failed, refused, errored, .. } = self;
-        text + &format!("{passed} passed, {failed} failed, {refused} refused, {errored} errored\n")
+        text += &format!("{passed} passed, {failed} failed, {refused} refused, {errored} errored\n");
+        if self.cases.iter().any(|case| case.message.as_deref().is_some_and(|message| message.contains("gradients"))) {
+            text += "Gradients aren't built yet; --outputs forward checks o and lse.\n";
+        }
+        text
     }
 }
 

@@ -123,7 +123,7 @@ pub(crate) fn run(args: &PlanArgs, common: &Common) -> Result<()> {
         value_dim: args.value_dim.unwrap_or(args.head_dim),
     };
     let problem = Problem::new(dims, args.attention.options(args.attention.scale))?;
-    let (device, facts) = if common.adapter.is_some() {
+    let (device, facts) = if common.wants_adapter() {
         let engine = common.engine()?;
         (engine.adapter_info().name.clone(), engine.facts())
     } else {

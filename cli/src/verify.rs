@@ -19,10 +19,10 @@ pub(crate) struct VerifyArgs {
     /// Storage type. Golden cases whose inputs it can't hold exactly are left out; ONNX cases have a type of their own
     #[arg(long, value_enum, default_value_t)]
     pub(crate) dtype: Dtype,
-    /// Which outputs to check of each case
+    /// Which outputs to check of each case. Gradients aren't built yet: a case that compares them is refused unless `forward`
     #[arg(long, value_enum, default_value_t, requires = "cases")]
     pub(crate) outputs: Outputs,
-    /// Run only the cases whose name contains this
+    /// With --cases: run only those whose name contains this
     #[arg(long, value_name = "SUBSTRING", requires = "cases")]
     pub(crate) only: Option<String>,
 }

@@ -60,7 +60,6 @@ impl Default for EngineOptions {
 }
 
 /// A device and what the engine keeps with it.
-#[derive(Debug)]
 pub(crate) struct Gpu {
     pub(crate) device: wgpu::Device,
     pub(crate) queue: wgpu::Queue,
@@ -71,6 +70,13 @@ pub(crate) struct Gpu {
     pub(super) pipelines: Mutex<HashMap<Recipe, Arc<Pipeline>>>,
     lost: Arc<Mutex<Option<String>>>,
     wait_limit: Duration,
+}
+
+/// Short: tensors and engines print it too.
+impl core::fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{}", describe(&self.info))
+    }
 }
 
 /// The features that kernels know how to use.

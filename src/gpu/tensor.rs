@@ -215,6 +215,10 @@ impl Tensor {
     /// let qkv = engine.upload(&fused, [batch, len, 3 * heads * dim])?;
     /// let q = qkv.slice(2, 0..heads * dim)?.heads(heads)?;
     /// let k = qkv.slice(2, heads * dim..2 * heads * dim)?.heads(heads)?;
+    /// let v = qkv.slice(2, 2 * heads * dim..3 * heads * dim)?.heads(heads)?;
+    /// // And back: an o that lies as the output projection wants it, (batch, len, heads·dim), for `Bindings::o`.
+    /// let joined = engine.alloc([batch, len, heads * dim])?;
+    /// let o = joined.heads(heads)?;
     /// # Ok(()) }
     /// ```
     ///

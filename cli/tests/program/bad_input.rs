@@ -125,7 +125,7 @@ fn more_than_fits() {
     }
     let [q, k, _] = qkv();
     let wide = Bad::new(&safetensors_of(&[q, k, numbers("v", &[1, 3, 5, 600])]));
-    wide.is_refused(&[], "value_dim: 600 needed, 512 available");
+    wide.is_refused(&[], "value_dim (of any tiled kernel): 600 needed, 512 available");
     // No keys: a small file that asks for an o of 256 MiB, over the default limit of a binding.
     let asks = [numbers("q", &[1, 131_072, 1, 1]), numbers("k", &[1, 1, 0, 1]), numbers("v", &[1, 1, 0, 512])];
     Bad::new(&safetensors_of(&asks)).is_refused(&["--limits", "default"], "268435456 needed, 134217728 available");
