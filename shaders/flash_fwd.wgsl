@@ -1,22 +1,27 @@
 // flash_fwd: O = softmax(scale * Q K^T) V in one pass over K and V; the score matrix lives in registers, a tile at a time.
-// Maths     s = scale * q.k;  m' = max(m, rowmax s);  p = e^(s-m');  l' = l e^(m-m') + rowsum p;  acc' = acc e^(m-m') + P V;
-//           at the end o = acc / l, lse = m + ln l.
+// Maths     s = scale * q.k;  softcap, score_mod, ALiBi and bias change s, masks hide keys;  m' = max(m, rowmax s);  p = e^(s-m');
+//           l' = l e^(m-m') + rowsum p;  acc' = acc e^(m-m') + P V;  at the end o = acc / l, lse = m + ln l.
 // Shapes    q (batch, q_heads, q_len, head_dim)  k (batch, kv_heads, kv_len, head_dim)  v (batch, kv_heads, kv_len, value_dim)
-//           out (batch, q_heads, q_len, value_dim)  lse (batch, q_heads, q_len); strides and offsets come in params, in elements.
+//           out (batch, q_heads, q_len, value_dim)  lse (batch, q_heads, q_len)  bias (batch|1, q_heads|1, q_len|1, kv_len|1)
+//           mask likewise, 32 keys to a word; strides and offsets come in params, in elements. A packed batch has no stride of batch.
 // Mapping   A workgroup owns BLOCK_Q rows of one head and walks the keys BLOCK_KV at a time. Thread (x, y) owns the rows
 //           4*(i*TY + y) .. +3, i < ROW_VECS, and of them: in the score tile the keys 4*(i*TX + x) .. +3, i < KEY_VECS, and in
 //           the output the columns 4*(i*TX + x) .. +3, i < COL_VECS. value_dim <= 4*TX*COL_VECS; head_dim is a loop.
 // Budget    sh_stage: max(SLICE_D*(Q_STRIDE + K_STRIDE), SLICE_KV*V_STRIDE) vec4, used in turn for a slice of Q and K and for one of V;
-//           sh_p: BLOCK_KV*P_STRIDE vec4, used in turn for partial row maxima and for P. At the defaults 14848 bytes.
+//           sh_p: BLOCK_KV*P_STRIDE vec4, used in turn for partial row maxima and for P; sh_keep: KEEP_COUNT words, a bit a key, where
+//           masks are tables or functions; two words of flags. At the defaults 14860 bytes.
 // Registers vec4<f32>: scores 4*ROW_VECS*KEY_VECS, acc 4*ROW_VECS*COL_VECS, m and l ROW_VECS each, operands ROW_VECS + KEY_VECS.
-// Barriers  Per tile two a slice of head_dim, two for the row maxima, two a slice of V less one. Workgroup-uniform: loop bounds come
-//           from params and the workgroup's number. Rows and keys past the end are staged as zeros, never skipped.
-// Numerics  All f32. Scores stay in natural units and meet log2(e) after the maximum is subtracted, so that a score of any size keeps
-//           its bits. A masked key takes no part in the maximum; its weight is marked by -1, so that PV passes over it and a NaN in
-//           its value has no effect. l == 0 when a row saw no key, or none but scores of -inf (any other largest score has weight 1):
-//           o = 0, lse = -inf, whose bits are stored as an integer because WGSL has no infinities. Dot products and sums of P V are
-//           f32 before scale and division: beyond 3.4e38 they are infinite. A NaN among visible scores makes l NaN, hence o and lse; it is
-//           handed on by its bits, because SwiftShader's exp2 and log make a number of it.
+// Barriers  Per tile two a slice of head_dim, two for the row maxima, two a slice of V less one, three where masks are tables or functions.
+//           Workgroup-uniform: loop bounds come from params, the workgroup's number, read-only tables at uniform places and
+//           workgroupUniformLoad. Rows and keys past the end are staged as zeros, never skipped.
+// Numerics  All f32 whatever is stored. Scores stay in natural units and meet log2(e) after the maximum is subtracted, so that a score
+//           of any size keeps its bits. A masked key takes no part in the maximum; its weight is marked by -1, so that PV passes over it
+//           and a NaN in its value has no effect. l == 0 when a row saw no key, or none but scores of -inf (any other largest score has
+//           weight 1): o = 0, lse = -inf, whose bits are stored as an integer because WGSL has no infinities. A sink is where m and l
+//           begin. Dot products and sums of P V are f32 before scale and division: beyond 3.4e38 they are infinite. A NaN among visible
+//           scores makes l NaN, hence o and lse; it is handed on by its bits, because SwiftShader's exp2 and log make a number of it.
+//           A pass over later keys resumes from o and lse: m = lse, l = 1, acc = o. llvmpipe ends every loop of an invocation after
+//           65535 iterations in all, without a word, so long inputs take several passes there.
 // Source    Milakov & Gimelshein 2018 (online softmax); Dao 2023 (FlashAttention-2, algorithm 1: unnormalised acc, one division).
 
 const TX: u32 = 8u; // @spec
@@ -26,6 +31,14 @@ const KEY_VECS: u32 = 1u; // @spec
 const COL_VECS: u32 = 1u; // @spec
 const SLICE_D: u32 = 16u; // @spec
 const SLICE_KV: u32 = 16u; // @spec
+const SEQUENCES: bool = false; // @spec lengths of each batch entry, or a packed batch: a table
+const RANGES: bool = false; // @spec keys that each row may see: a table
+const MASK_MOD: bool = false; // @spec a mask that is a function
+const KEEP_WORDS: bool = false; // @spec any mask that is a table or a function: mask, RANGES, MASK_MOD
+const BIAS: bool = false; // @spec
+const SOFTCAP: bool = false; // @spec
+const ALIBI: bool = false; // @spec
+const SINKS: bool = false; // @spec
 
 const THREADS: u32 = TX * TY;
 const BLOCK_Q: u32 = 4u * TY * ROW_VECS;
@@ -38,6 +51,14 @@ const P_STRIDE: u32 = TY * ROW_VECS;
 const K_BASE: u32 = SLICE_D * Q_STRIDE;
 const STAGE_VECS: u32 = max(SLICE_D * (Q_STRIDE + K_STRIDE), SLICE_KV * V_STRIDE);
 const P_VECS: u32 = BLOCK_KV * P_STRIDE;
+// Words of sh_keep to a row.
+const KEEP_STRIDE: u32 = BLOCK_KV / 32u;
+const KEEP_COUNT: u32 = select(1u, BLOCK_Q * KEEP_STRIDE, KEEP_WORDS);
+const Q_BINDING: u32 = 1u;
+const K_BINDING: u32 = 2u;
+const V_BINDING: u32 = 3u;
+const BIAS_BINDING: u32 = 6u;
+const UNBOUNDED: i32 = 0x7fffffff;
 
 const LOG2_E: f32 = 1.4426950408889634;
 const LOWEST: f32 = -3.4028234e38;
@@ -58,6 +79,8 @@ struct Params {
     v: Strides,
     out: Strides,
     lse: Strides,
+    bias: Strides,
+    mask: Strides,
     q_len: u32,
     kv_len: u32,
     head_dim: u32,
@@ -67,18 +90,118 @@ struct Params {
     q_blocks: u32,     // ceil(q_len / BLOCK_Q)
     first_block: u32,  // this dispatch owns the blocks first_block .. end_block of batch * q_heads * q_blocks
     end_block: u32,
-    diagonal: i32,     // row i sees the keys j <= i + diagonal
+    first_key: u32,    // and the keys first_key .. end_key, whole tiles; after the first, with what out and lse hold of those before
+    end_key: u32,
+    rows: u32,         // rows that are written however few a batch entry has; 0 for a packed batch
+    bottom_right: u32, // 1: the last query stands at the last key; 0: the first at the first
+    left: i32,         // row i at position p sees the keys p - left ..= p + right
+    right: i32,
     scale: f32,
-    pad: u32,
+    softcap: f32,
+    bias_key: u32,     // 1, or 0 where one bias is for all keys
+    mask_key: u32,     // likewise
+    sequences: u32,    // where in extras: for each batch entry the first row and number of queries, and of keys
+    slopes: u32,       // ALiBi slopes of the heads
+    slopes_batch: u32, // and their distance from one batch entry to the next
+    sinks: u32,        // of the heads
+    ranges: u32,       // for each row its first key and the one past its last
+    ranges_batch: u32,
+    ranges_head: u32,
+    mod_data: u32,     // the words that score_mod and mask_mod read
+    mod_words: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-// @include qkv = f32
-@group(0) @binding(4) var<storage, read_write> out: array<f32>;
+// @include stored as q = f32
+// @include stored as k = f32
+// @include stored as v = f32
+// @include out = f32
 @group(0) @binding(5) var<storage, read_write> lse: array<u32>;
+// @include stored as bias = none
+// @include mask = none
+// @include extras = none
+// @include mod_data
+// @include score_mod = none
+// @include mask_mod = none
+// @include tanh
 
 var<workgroup> sh_stage: array<vec4<f32>, STAGE_VECS>;
 var<workgroup> sh_p: array<vec4<f32>, P_VECS>;
+var<workgroup> sh_keep: array<u32, KEEP_COUNT>;
+var<workgroup> sh_kept: atomic<u32>;
+var<workgroup> sh_any_kept: u32;
+
+// What there is of a batch entry.
+struct Sequence {
+    first_q: u32,
+    q_len: u32,
+    first_kv: u32,
+    kv_len: u32,
+}
+
+fn sequence_of(batch: u32) -> Sequence {
+    if (SEQUENCES) {
+        let at = params.sequences + 4u * batch;
+        return Sequence(extra(at), extra(at + 1u), extra(at + 2u), extra(at + 3u));
+    }
+    return Sequence(0u, params.q_len, 0u, params.kv_len);
+}
+
+// The keys that a row at a position may see by causality, window and length: from x up to y.
+fn keys_seen(position: i32, kv_len: i32) -> vec2<i32> {
+    var seen = vec2(0, kv_len);
+    if (params.left != UNBOUNDED) {
+        seen.x = clamp(position - params.left, 0, kv_len);
+    }
+    if (params.right != UNBOUNDED) {
+        seen.y = clamp(position + params.right + 1, 0, kv_len);
+    }
+    return seen;
+}
+
+// Bits of the 32 keys from `key` on, a multiple of 32, that mask, ranges and mask_mod let a row see.
+fn keep_word(batch: u32, head: u32, row: u32, key: u32, sequence: Sequence) -> u32 {
+    let words = select(0u, key / 32u, params.mask_key == 1u);
+    let stored = mask_word(params.mask.offset + batch * params.mask.batch + head * params.mask.head + row * params.mask.row + words);
+    var word = select(select(0u, 0xffffffffu, (stored & 1u) == 1u), stored, params.mask_key == 1u);
+    if (RANGES) {
+        let at = params.ranges + batch * params.ranges_batch + head * params.ranges_head + 2u * (sequence.first_q + row);
+        let first = clamp(extra(at), key, key + 32u) - key;
+        let end = clamp(extra(at + 1u), key, key + 32u) - key;
+        // A shift by 32 is one by 0: both ends are below that where they matter.
+        let from_first = select(0xffffffffu << (first & 31u), 0u, first > 31u);
+        let from_end = select(0xffffffffu << (end & 31u), 0u, end > 31u);
+        word &= from_first & ~from_end;
+    }
+    if (MASK_MOD) {
+        for (var n = 0u; n < 32u; n++) {
+            word &= ~select(1u << n, 0u, mask_mod(batch, head, row, key + n));
+        }
+    }
+    return word;
+}
+
+// Four neighbouring scores of a row after all that changes them.
+fn final_scores(scaled: vec4<f32>, bias4: vec4<f32>, batch: u32, head: u32, row: u32, key: u32, position: i32) -> vec4<f32> {
+    var s = scaled;
+    if (SOFTCAP) {
+        s = params.softcap * accurate_tanh(s / params.softcap);
+    }
+    s = vec4(
+        score_mod(s.x, batch, head, row, key),
+        score_mod(s.y, batch, head, row, key + 1u),
+        score_mod(s.z, batch, head, row, key + 2u),
+        score_mod(s.w, batch, head, row, key + 3u),
+    );
+    if (ALIBI) {
+        let slope = bitcast<f32>(extra(params.slopes + batch * params.slopes_batch + head));
+        s -= slope * vec4<f32>(abs(vec4(position - i32(key)) - vec4(0, 1, 2, 3)));
+    }
+    if (BIAS) {
+        s += bias4;
+    }
+    return s;
+}
 
 @compute @workgroup_size(TX, TY)
 fn flash_fwd(
@@ -88,214 +211,295 @@ fn flash_fwd(
     @builtin(local_invocation_index) lane: u32,
 ) {
     let block = params.first_block + workgroup.y * workgroups.x + workgroup.x;
-    if (block >= params.end_block) {
-        return; // the whole workgroup at once: the grid is folded into a rectangle
-    }
     let x = thread.x;
     let y = thread.y;
     let first_row = (block % params.q_blocks) * BLOCK_Q;
     let head = (block / params.q_blocks) % params.q_heads;
     let batch = block / (params.q_blocks * params.q_heads);
-    let kv_head = head / params.group_size;
-    let q_base = params.q.offset + batch * params.q.batch + head * params.q.head;
-    let k_base = params.k.offset + batch * params.k.batch + kv_head * params.k.head;
-    let v_base = params.v.offset + batch * params.v.batch + kv_head * params.v.head;
+    let sequence = sequence_of(batch);
+    let q_len = sequence.q_len;
+    let kv_len = i32(sequence.kv_len);
+    let offset = select(0, kv_len - i32(q_len), params.bottom_right == 1u);
 
-    // Keys that the block's first row sees (all of its rows see them) and that its last row sees (no row sees more).
-    let kv_len = i32(params.kv_len);
-    let last_row = min(first_row + BLOCK_Q, params.q_len) - 1u;
-    let full_keys = u32(clamp(i32(first_row) + params.diagonal + 1, 0, kv_len));
-    let seen_keys = u32(clamp(i32(last_row) + params.diagonal + 1, 0, kv_len));
-    let full_tiles = full_keys / BLOCK_KV;
-    let tiles = (seen_keys + BLOCK_KV - 1u) / BLOCK_KV;
+    // Keys that some row of the block sees, and that all of its rows see, by causality, window and length.
+    let has_rows = first_row < q_len;
+    let last_row = max(min(first_row + BLOCK_Q, q_len), 1u) - 1u;
+    let first_seen = keys_seen(i32(first_row) + offset, kv_len);
+    let last_seen = keys_seen(i32(last_row) + offset, kv_len);
+    let first_full_tile = (u32(last_seen.x) + BLOCK_KV - 1u) / BLOCK_KV;
+    let end_full_tile = u32(first_seen.y) / BLOCK_KV;
+    let first_tile = max(u32(first_seen.x), params.first_key) / BLOCK_KV;
+    let end_tile = select(0u, (min(u32(last_seen.y), params.end_key) + BLOCK_KV - 1u) / BLOCK_KV, has_rows);
+    let resumes = params.first_key > 0u;
+    if (block >= params.end_block || first_row >= max(q_len, params.rows) || (resumes && first_tile >= end_tile)) {
+        return; // the whole workgroup at once: the grid is folded into a rectangle, and longer than some batch entries
+    }
+
+    let kv_head = head / params.group_size;
+    let q_base = params.q.offset + batch * params.q.batch + head * params.q.head + sequence.first_q * params.q.row;
+    let k_base = params.k.offset + batch * params.k.batch + kv_head * params.k.head + sequence.first_kv * params.k.row;
+    let v_base = params.v.offset + batch * params.v.batch + kv_head * params.v.head + sequence.first_kv * params.v.row;
+    let out_base = params.out.offset + batch * params.out.batch + head * params.out.head + sequence.first_q * params.out.row;
+    let lse_base = params.lse.offset + batch * params.lse.batch + head * params.lse.head + sequence.first_q * params.lse.row;
+    let bias_base = params.bias.offset + batch * params.bias.batch + head * params.bias.head;
 
     var acc: array<vec4<f32>, 4u * ROW_VECS * COL_VECS>; // acc[row * COL_VECS + column vector]
     var row_max: array<vec4<f32>, ROW_VECS>;             // one component a row
     var row_sum: array<vec4<f32>, ROW_VECS>;             // over this thread's keys alone, until the end
+    // Where the rows begin: with nothing, with their sink, or with what the keys before this dispatch's have made of them.
     // @unroll
     for (var i = 0u; i < ROW_VECS; i++) {
         row_max[i] = vec4(LOWEST);
+        // @unroll
+        for (var c = 0u; c < 4u; c++) {
+            let row = first_row + 4u * (i * TY + y) + c;
+            var start = NEG_INF_BITS;
+            if (resumes) {
+                if (row < q_len) {
+                    start = lse[lse_base + row * params.lse.row];
+                    // @unroll
+                    for (var j = 0u; j < COL_VECS; j++) {
+                        // @unroll
+                        for (var e = 0u; e < 4u; e++) {
+                            let column = 4u * (j * TX + x) + e;
+                            if (column < params.value_dim) {
+                                acc[(4u * i + c) * COL_VECS + j][e] = out_at(out_base + row * params.out.row + column);
+                            }
+                        }
+                    }
+                }
+            } else if (SINKS) {
+                start = extra(params.sinks + head);
+            }
+            // A sum of 1 for a maximum that is the logarithm of the whole sum; NaN stays NaN.
+            let is_nan = (start & 0x7fffffffu) > 0x7f800000u;
+            let one = select(1.0, bitcast<f32>(start), is_nan);
+            row_max[i][c] = select(bitcast<f32>(start), LOWEST, is_nan || start == NEG_INF_BITS);
+            row_sum[i][c] = select(one, 0.0, x > 0u || start == NEG_INF_BITS);
+        }
     }
 
-    for (var tile = 0u; tile < tiles; tile++) {
-        let first_key = tile * BLOCK_KV;
-        let masked = tile >= full_tiles;
-
-        // S = Q K^T over slices of head_dim, both staged transposed: a vec4 holds four rows, or four keys, of one dimension.
-        var s: array<vec4<f32>, 4u * ROW_VECS * KEY_VECS>; // s[row * KEY_VECS + key vector]
-        for (var d0 = 0u; d0 < params.head_dim; d0 += SLICE_D) {
-            workgroupBarrier(); // every reader of the previous stage is done
-            for (var item = lane; item < SLICE_D * P_STRIDE; item += THREADS) {
-                let d = d0 + item % SLICE_D;
-                let row = first_row + 4u * (item / SLICE_D);
-                var four = vec4(0.0);
-                // @unroll
-                for (var c = 0u; c < 4u; c++) {
-                    let inside = d < params.head_dim && row + c < params.q_len;
-                    four[c] = select(0.0, q_at(select(0u, q_base + (row + c) * params.q.row + d, inside)), inside);
-                }
-                sh_stage[(item % SLICE_D) * Q_STRIDE + item / SLICE_D] = four;
-            }
-            for (var item = lane; item < SLICE_D * TX * KEY_VECS; item += THREADS) {
-                let d = d0 + item % SLICE_D;
-                let key = first_key + 4u * (item / SLICE_D);
-                var four = vec4(0.0);
-                // @unroll
-                for (var c = 0u; c < 4u; c++) {
-                    let inside = d < params.head_dim && key + c < params.kv_len;
-                    four[c] = select(0.0, k_at(select(0u, k_base + (key + c) * params.k.row + d, inside)), inside);
-                }
-                sh_stage[K_BASE + (item % SLICE_D) * K_STRIDE + item / SLICE_D] = four;
-            }
-            workgroupBarrier();
-            for (var d = 0u; d < SLICE_D; d++) {
-                var k4: array<vec4<f32>, KEY_VECS>;
-                // @unroll
-                for (var j = 0u; j < KEY_VECS; j++) {
-                    k4[j] = sh_stage[K_BASE + d * K_STRIDE + j * TX + x];
-                }
-                // @unroll
-                for (var i = 0u; i < ROW_VECS; i++) {
-                    let q4 = sh_stage[d * Q_STRIDE + i * TY + y];
-                    // @unroll
-                    for (var c = 0u; c < 4u; c++) {
-                        // @unroll
-                        for (var j = 0u; j < KEY_VECS; j++) {
-                            s[(4u * i + c) * KEY_VECS + j] = fma(vec4(q4[c]), k4[j], s[(4u * i + c) * KEY_VECS + j]);
-                        }
-                    }
-                }
-            }
-        }
-
-        // Scale, and of a tile on the diagonal or at the end of the keys leave only what each row sees.
-        // @unroll
-        for (var n = 0u; n < 4u * ROW_VECS * KEY_VECS; n++) {
-            s[n] *= params.scale;
-        }
-        var hidden: array<vec4<bool>, 4u * ROW_VECS * KEY_VECS>;
-        // @unroll
-        for (var i = 0u; i < ROW_VECS; i++) {
-            // @unroll
-            for (var c = 0u; c < 4u; c++) {
-                let row = first_row + 4u * (i * TY + y) + c;
-                let keys = min(i32(row) + params.diagonal + 1, kv_len);
-                // @unroll
-                for (var j = 0u; j < KEY_VECS; j++) {
-                    let key = vec4(i32(first_key + 4u * (j * TX + x))) + vec4(0, 1, 2, 3);
-                    hidden[(4u * i + c) * KEY_VECS + j] = vec4(masked) & (key >= vec4(keys));
-                }
-            }
-        }
-
-        // The rows' maxima so far: of this thread's keys, then over the threads that share the rows.
-        // @unroll
-        for (var i = 0u; i < ROW_VECS; i++) {
-            var largest = row_max[i];
-            // @unroll
-            for (var c = 0u; c < 4u; c++) {
-                // @unroll
-                for (var j = 0u; j < KEY_VECS; j++) {
-                    let seen = select(s[(4u * i + c) * KEY_VECS + j], vec4(LOWEST), hidden[(4u * i + c) * KEY_VECS + j]);
-                    largest[c] = max(largest[c], max(max(seen.x, seen.y), max(seen.z, seen.w)));
-                }
-            }
-            sh_p[x * P_STRIDE + i * TY + y] = largest;
+    if (KEEP_WORDS) {
+        if (lane == 0u) {
+            atomicStore(&sh_kept, 0u);
         }
         workgroupBarrier();
-        // @unroll
-        for (var i = 0u; i < ROW_VECS; i++) {
-            var largest = row_max[i];
-            for (var other = 0u; other < TX; other++) {
-                largest = max(largest, sh_p[other * P_STRIDE + i * TY + y]);
-            }
-            // From LOWEST the difference may overflow; any exponent below -150 rescales to 0.
-            let rescale = exp2(max((row_max[i] - largest) * LOG2_E, vec4(-200.0)));
-            row_max[i] = largest;
-            row_sum[i] *= rescale;
-            // @unroll
-            for (var c = 0u; c < 4u; c++) {
-                // @unroll
-                for (var j = 0u; j < COL_VECS; j++) {
-                    acc[(4u * i + c) * COL_VECS + j] *= rescale[c];
-                }
-            }
-        }
-        workgroupBarrier(); // the maxima are read: sh_p may take P
+    }
+    for (var tile = first_tile; tile < end_tile; tile++) {
+        let first_key = tile * BLOCK_KV;
+        let masked = BIAS || KEEP_WORDS || tile < first_full_tile || tile >= end_full_tile;
 
-        // P = e^(S - m), stored transposed: a vec4 holds four rows' weights of one key.
-        // @unroll
-        for (var i = 0u; i < ROW_VECS; i++) {
-            // @unroll
-            for (var c = 0u; c < 4u; c++) {
-                // @unroll
-                for (var j = 0u; j < KEY_VECS; j++) {
-                    let score = s[(4u * i + c) * KEY_VECS + j];
-                    let is_nan = (bitcast<vec4<u32>>(score) & vec4(0x7fffffffu)) > vec4(0x7f800000u);
-                    let weight = select(exp2((score - vec4(row_max[i][c])) * LOG2_E), score, is_nan);
-                    let seen = select(weight, vec4(0.0), hidden[(4u * i + c) * KEY_VECS + j]);
-                    row_sum[i][c] += (seen.x + seen.y) + (seen.z + seen.w);
-                    s[(4u * i + c) * KEY_VECS + j] = select(weight, vec4(MASKED), hidden[(4u * i + c) * KEY_VECS + j]);
+        // What masks that are a table or a function leave of the tile; without any key of it the tile is done.
+        var any_kept = 1u;
+        if (KEEP_WORDS) {
+            for (var item = lane; item < KEEP_COUNT; item += THREADS) {
+                let row = first_row + item / KEEP_STRIDE;
+                var word = 0u;
+                if (row < q_len) {
+                    word = keep_word(batch, head, row, first_key + 32u * (item % KEEP_STRIDE), sequence);
                 }
-            }
-            // @unroll
-            for (var j = 0u; j < KEY_VECS; j++) {
-                // @unroll
-                for (var c = 0u; c < 4u; c++) {
-                    let key = 4u * (j * TX + x) + c;
-                    sh_p[key * P_STRIDE + i * TY + y] = vec4(
-                        s[(4u * i + 0u) * KEY_VECS + j][c],
-                        s[(4u * i + 1u) * KEY_VECS + j][c],
-                        s[(4u * i + 2u) * KEY_VECS + j][c],
-                        s[(4u * i + 3u) * KEY_VECS + j][c],
-                    );
-                }
-            }
-        }
-
-        // acc += P V over slices of keys.
-        for (var k0 = 0u; k0 < BLOCK_KV; k0 += SLICE_KV) {
-            if (k0 > 0u) {
-                workgroupBarrier(); // every reader of the previous slice is done
-            }
-            for (var item = lane; item < SLICE_KV * V_STRIDE; item += THREADS) {
-                let key = first_key + k0 + item / V_STRIDE;
-                let column = 4u * (item % V_STRIDE);
-                var four = vec4(0.0);
-                // @unroll
-                for (var c = 0u; c < 4u; c++) {
-                    let inside = key < params.kv_len && column + c < params.value_dim;
-                    four[c] = select(0.0, v_at(select(0u, v_base + key * params.v.row + column + c, inside)), inside);
-                }
-                sh_stage[item] = four;
+                sh_keep[item] = word;
+                atomicOr(&sh_kept, word);
             }
             workgroupBarrier();
-            // Two loops, of which one runs no time: what masks cost is paid by masked tiles alone.
-            for (var key = 0u; key < select(SLICE_KV, 0u, masked); key++) {
-                // @unroll
-                for (var i = 0u; i < ROW_VECS; i++) {
-                    let p4 = sh_p[(k0 + key) * P_STRIDE + i * TY + y];
+            if (lane == 0u) {
+                sh_any_kept = atomicExchange(&sh_kept, 0u);
+            }
+            any_kept = workgroupUniformLoad(&sh_any_kept);
+        }
+        if (any_kept != 0u) {
+            // S = Q K^T over slices of head_dim, both staged transposed: a vec4 holds four rows, or four keys, of one dimension.
+            var s: array<vec4<f32>, 4u * ROW_VECS * KEY_VECS>; // s[row * KEY_VECS + key vector]
+            for (var d0 = 0u; d0 < params.head_dim; d0 += SLICE_D) {
+                workgroupBarrier(); // every reader of the previous stage is done
+                for (var item = lane; item < SLICE_D * P_STRIDE; item += THREADS) {
+                    let d = d0 + item % SLICE_D;
+                    let row = first_row + 4u * (item / SLICE_D);
+                    var four = vec4(0.0);
                     // @unroll
-                    for (var j = 0u; j < COL_VECS; j++) {
-                        let v4 = sh_stage[key * V_STRIDE + j * TX + x];
+                    for (var c = 0u; c < 4u; c++) {
+                        let inside = d < params.head_dim && row + c < q_len;
+                        four[c] = select(0.0, q_at(select(0u, q_base + (row + c) * params.q.row + d, inside)), inside);
+                    }
+                    sh_stage[(item % SLICE_D) * Q_STRIDE + item / SLICE_D] = four;
+                }
+                for (var item = lane; item < SLICE_D * TX * KEY_VECS; item += THREADS) {
+                    let d = d0 + item % SLICE_D;
+                    let key = first_key + 4u * (item / SLICE_D);
+                    var four = vec4(0.0);
+                    // @unroll
+                    for (var c = 0u; c < 4u; c++) {
+                        let inside = d < params.head_dim && key + c < sequence.kv_len;
+                        four[c] = select(0.0, k_at(select(0u, k_base + (key + c) * params.k.row + d, inside)), inside);
+                    }
+                    sh_stage[K_BASE + (item % SLICE_D) * K_STRIDE + item / SLICE_D] = four;
+                }
+                workgroupBarrier();
+                for (var d = 0u; d < SLICE_D; d++) {
+                    var k4: array<vec4<f32>, KEY_VECS>;
+                    // @unroll
+                    for (var j = 0u; j < KEY_VECS; j++) {
+                        k4[j] = sh_stage[K_BASE + d * K_STRIDE + j * TX + x];
+                    }
+                    // @unroll
+                    for (var i = 0u; i < ROW_VECS; i++) {
+                        let q4 = sh_stage[d * Q_STRIDE + i * TY + y];
                         // @unroll
                         for (var c = 0u; c < 4u; c++) {
-                            acc[(4u * i + c) * COL_VECS + j] = fma(vec4(p4[c]), v4, acc[(4u * i + c) * COL_VECS + j]);
+                            // @unroll
+                            for (var j = 0u; j < KEY_VECS; j++) {
+                                s[(4u * i + c) * KEY_VECS + j] = fma(vec4(q4[c]), k4[j], s[(4u * i + c) * KEY_VECS + j]);
+                            }
                         }
                     }
                 }
             }
-            for (var key = 0u; key < select(0u, SLICE_KV, masked); key++) {
+
+            // Scores as they count, and which of them are hidden: by position only in tiles at the edge of what rows see.
+            var hidden: array<vec4<bool>, 4u * ROW_VECS * KEY_VECS>;
+            // @unroll
+            for (var i = 0u; i < ROW_VECS; i++) {
                 // @unroll
-                for (var i = 0u; i < ROW_VECS; i++) {
-                    let p4 = sh_p[(k0 + key) * P_STRIDE + i * TY + y];
+                for (var c = 0u; c < 4u; c++) {
+                    let row = first_row + 4u * (i * TY + y) + c;
+                    let position = i32(row) + offset;
+                    let seen = keys_seen(position, kv_len);
+                    // @unroll
+                    for (var j = 0u; j < KEY_VECS; j++) {
+                        let key = first_key + 4u * (j * TX + x);
+                        let keys = vec4(i32(key)) + vec4(0, 1, 2, 3);
+                        var hides = vec4(masked) & ((keys < vec4(seen.x)) | (keys >= vec4(seen.y)));
+                        if (KEEP_WORDS) {
+                            let local = key - first_key;
+                            let bits = sh_keep[(row - first_row) * KEEP_STRIDE + local / 32u] >> (local % 32u);
+                            hides |= (vec4(bits) & vec4(1u, 2u, 4u, 8u)) == vec4(0u);
+                        }
+                        var bias4 = vec4(0.0);
+                        if (BIAS) {
+                            // @unroll
+                            for (var e = 0u; e < 4u; e++) {
+                                let inside = row < q_len && key + e < sequence.kv_len;
+                                let at = bias_base + row * params.bias.row + (key + e) * params.bias_key;
+                                bias4[e] = bias_at(select(0u, at, inside));
+                            }
+                            hides |= bitcast<vec4<u32>>(bias4) == vec4(NEG_INF_BITS);
+                        }
+                        let n = (4u * i + c) * KEY_VECS + j;
+                        s[n] = final_scores(params.scale * s[n], bias4, batch, head, row, key, position);
+                        hidden[n] = hides;
+                    }
+                }
+            }
+
+            // The rows' maxima so far: of this thread's keys, then over the threads that share the rows.
+            // @unroll
+            for (var i = 0u; i < ROW_VECS; i++) {
+                var largest = row_max[i];
+                // @unroll
+                for (var c = 0u; c < 4u; c++) {
+                    // @unroll
+                    for (var j = 0u; j < KEY_VECS; j++) {
+                        let seen = select(s[(4u * i + c) * KEY_VECS + j], vec4(LOWEST), hidden[(4u * i + c) * KEY_VECS + j]);
+                        largest[c] = max(largest[c], max(max(seen.x, seen.y), max(seen.z, seen.w)));
+                    }
+                }
+                sh_p[x * P_STRIDE + i * TY + y] = largest;
+            }
+            workgroupBarrier();
+            // @unroll
+            for (var i = 0u; i < ROW_VECS; i++) {
+                var largest = row_max[i];
+                for (var other = 0u; other < TX; other++) {
+                    largest = max(largest, sh_p[other * P_STRIDE + i * TY + y]);
+                }
+                // From LOWEST the difference may overflow; any exponent below -150 rescales to 0.
+                let rescale = exp2(max((row_max[i] - largest) * LOG2_E, vec4(-200.0)));
+                row_max[i] = largest;
+                row_sum[i] *= rescale;
+                // @unroll
+                for (var c = 0u; c < 4u; c++) {
                     // @unroll
                     for (var j = 0u; j < COL_VECS; j++) {
-                        let v4 = sh_stage[key * V_STRIDE + j * TX + x];
+                        acc[(4u * i + c) * COL_VECS + j] *= rescale[c];
+                    }
+                }
+            }
+            workgroupBarrier(); // the maxima are read: sh_p may take P
+
+            // P = e^(S - m), stored transposed: a vec4 holds four rows' weights of one key.
+            // @unroll
+            for (var i = 0u; i < ROW_VECS; i++) {
+                // @unroll
+                for (var c = 0u; c < 4u; c++) {
+                    // @unroll
+                    for (var j = 0u; j < KEY_VECS; j++) {
+                        let score = s[(4u * i + c) * KEY_VECS + j];
+                        let is_nan = (bitcast<vec4<u32>>(score) & vec4(0x7fffffffu)) > vec4(0x7f800000u);
+                        let weight = select(exp2(max((score - vec4(row_max[i][c])) * LOG2_E, vec4(-200.0))), score, is_nan);
+                        let seen = select(weight, vec4(0.0), hidden[(4u * i + c) * KEY_VECS + j]);
+                        row_sum[i][c] += (seen.x + seen.y) + (seen.z + seen.w);
+                        s[(4u * i + c) * KEY_VECS + j] = select(weight, vec4(MASKED), hidden[(4u * i + c) * KEY_VECS + j]);
+                    }
+                }
+                // @unroll
+                for (var j = 0u; j < KEY_VECS; j++) {
+                    // @unroll
+                    for (var c = 0u; c < 4u; c++) {
+                        let key = 4u * (j * TX + x) + c;
+                        sh_p[key * P_STRIDE + i * TY + y] = vec4(
+                            s[(4u * i + 0u) * KEY_VECS + j][c],
+                            s[(4u * i + 1u) * KEY_VECS + j][c],
+                            s[(4u * i + 2u) * KEY_VECS + j][c],
+                            s[(4u * i + 3u) * KEY_VECS + j][c],
+                        );
+                    }
+                }
+            }
+
+            // acc += P V over slices of keys.
+            for (var k0 = 0u; k0 < BLOCK_KV; k0 += SLICE_KV) {
+                if (k0 > 0u) {
+                    workgroupBarrier(); // every reader of the previous slice is done
+                }
+                for (var item = lane; item < SLICE_KV * V_STRIDE; item += THREADS) {
+                    let key = first_key + k0 + item / V_STRIDE;
+                    let column = 4u * (item % V_STRIDE);
+                    var four = vec4(0.0);
+                    // @unroll
+                    for (var c = 0u; c < 4u; c++) {
+                        let inside = key < sequence.kv_len && column + c < params.value_dim;
+                        four[c] = select(0.0, v_at(select(0u, v_base + key * params.v.row + column + c, inside)), inside);
+                    }
+                    sh_stage[item] = four;
+                }
+                workgroupBarrier();
+                // Two loops, of which one runs no time: what masks cost is paid by masked tiles alone.
+                for (var key = 0u; key < select(SLICE_KV, 0u, masked); key++) {
+                    // @unroll
+                    for (var i = 0u; i < ROW_VECS; i++) {
+                        let p4 = sh_p[(k0 + key) * P_STRIDE + i * TY + y];
                         // @unroll
-                        for (var c = 0u; c < 4u; c++) {
-                            let sum = acc[(4u * i + c) * COL_VECS + j];
-                            acc[(4u * i + c) * COL_VECS + j] = select(fma(vec4(p4[c]), v4, sum), sum, p4[c] == MASKED);
+                        for (var j = 0u; j < COL_VECS; j++) {
+                            let v4 = sh_stage[key * V_STRIDE + j * TX + x];
+                            // @unroll
+                            for (var c = 0u; c < 4u; c++) {
+                                acc[(4u * i + c) * COL_VECS + j] = fma(vec4(p4[c]), v4, acc[(4u * i + c) * COL_VECS + j]);
+                            }
+                        }
+                    }
+                }
+                for (var key = 0u; key < select(0u, SLICE_KV, masked); key++) {
+                    // @unroll
+                    for (var i = 0u; i < ROW_VECS; i++) {
+                        let p4 = sh_p[(k0 + key) * P_STRIDE + i * TY + y];
+                        // @unroll
+                        for (var j = 0u; j < COL_VECS; j++) {
+                            let v4 = sh_stage[key * V_STRIDE + j * TX + x];
+                            // @unroll
+                            for (var c = 0u; c < 4u; c++) {
+                                let sum = acc[(4u * i + c) * COL_VECS + j];
+                                acc[(4u * i + c) * COL_VECS + j] = select(fma(vec4(p4[c]), v4, sum), sum, p4[c] == MASKED);
+                            }
                         }
                     }
                 }
@@ -319,27 +523,20 @@ fn flash_fwd(
         // @unroll
         for (var c = 0u; c < 4u; c++) {
             let row = first_row + 4u * (i * TY + y) + c;
-            if (row < params.q_len) {
-                let empty = total[c] == 0.0;
+            if (row < max(q_len, params.rows)) {
+                let empty = total[c] == 0.0 || row >= q_len;
                 let sum = select(total[c], 1.0, empty);
-                let out_base = params.out.offset + batch * params.out.batch + head * params.out.head + row * params.out.row;
                 // @unroll
                 for (var j = 0u; j < COL_VECS; j++) {
-                    let four = acc[(4u * i + c) * COL_VECS + j] / sum;
-                    // @unroll
-                    for (var e = 0u; e < 4u; e++) {
-                        let column = 4u * (j * TX + x) + e;
-                        if (column < params.value_dim) {
-                            out[out_base + column] = four[e];
-                        }
-                    }
+                    let column = 4u * (j * TX + x);
+                    let four = select(acc[(4u * i + c) * COL_VECS + j] / sum, vec4(0.0), empty);
+                    store_out(out_base + row * params.out.row + column, four, params.value_dim - min(column, params.value_dim));
                 }
                 if (x == 0u) {
-                    let at = params.lse.offset + batch * params.lse.batch + head * params.lse.head + row * params.lse.row;
                     // Not every driver's log hands a NaN on.
                     let is_nan = (bitcast<u32>(sum) & 0x7fffffffu) > 0x7f800000u;
                     let bits = select(bitcast<u32>(row_max[i][c] + log(sum)), bitcast<u32>(sum), is_nan);
-                    lse[at] = select(bits, NEG_INF_BITS, empty);
+                    lse[lse_base + row * params.lse.row] = select(bits, NEG_INF_BITS, empty);
                 }
             }
         }

@@ -9,6 +9,7 @@
 // Registers vec4<f32>: acc 4*ROW_VECS*COL_VECS, operands ROW_VECS + COL_VECS.
 // Barriers  Two a slice of k, workgroup-uniform. Rows, columns and k past the end are staged as zeros, never skipped.
 // Numerics  All f32, products summed in the order of k. Beyond a row's reach nothing is added, whatever b holds there (a NaN too).
+//           A dispatch over later k adds to what c holds: a software device gets a long product in several, see flash_fwd.
 // Source    Volkov & Demmel 2008 (register and shared-memory blocking).
 
 const TX: u32 = 16u; // @spec
@@ -49,7 +50,11 @@ struct Params {
     end_block: u32,
     diagonal: i32,    // of a causal A
     alpha: f32,
-    pad: u32,
+    first_k: u32,     // and its part first_k .. end_k of the sum, whole slices; after the first it is added to c
+    end_k: u32,
+    pad_0: u32,
+    pad_1: u32,
+    pad_2: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -83,10 +88,10 @@ fn matmul(
     let a_base = params.a.offset + outer * params.a.outer + inner * params.a.inner;
     let b_base = params.b.offset + outer * params.b.outer + inner / params.group_size * params.b.inner;
     let c_base = params.c.offset + outer * params.c.outer + inner * params.c.inner;
-    let k_end = reach(min(first_row + BLOCK_M, params.m) - 1u);
+    let k_end = min(reach(min(first_row + BLOCK_M, params.m) - 1u), params.end_k);
 
     var acc: array<vec4<f32>, 4u * ROW_VECS * COL_VECS>; // acc[row * COL_VECS + column vector]
-    for (var k0 = 0u; k0 < k_end; k0 += SLICE_K) {
+    for (var k0 = params.first_k; k0 < k_end; k0 += SLICE_K) {
         // A transposed: a vec4 holds four rows of one k.
         for (var item = lane; item < SLICE_K * TY * ROW_VECS; item += THREADS) {
             let k = k0 + item % SLICE_K;
@@ -146,7 +151,12 @@ fn matmul(
                 for (var f = 0u; f < 4u; f++) {
                     let column = first_column + 4u * (j * TX + x) + f;
                     if (row < params.m && column < params.n) {
-                        c[c_base + row * params.c.row + column] = four[f];
+                        let at = c_base + row * params.c.row + column;
+                        if (params.first_k > 0u) {
+                            c[at] += four[f];
+                        } else {
+                            c[at] = four[f];
+                        }
                     }
                 }
             }

@@ -45,9 +45,9 @@ mod problem;
 pub mod reference;
 mod shader;
 
-pub use engine::{AttentionOutput, Bindings, Engine};
+pub use engine::{AttentionOutput, Bindings, Engine, Inputs, Mask, MaskElement};
 pub use error::{Error, GpuError, Result};
 pub use gpu::{AdapterChoice, Element, EngineOptions, LimitsChoice, MemoryUse, Purpose, Tensor};
 pub use plan::{DeviceFacts, Path, Plan};
-pub use problem::{Align, Attention, Dims, Problem};
+pub use problem::{Align, Attention, DType, Dims, MaskMod, Problem, ScoreMod, Storage, alibi_slopes};
 pub use {half, wgpu};

@@ -4,8 +4,8 @@ use core::fmt;
 
 use crate::error::{Error, Result};
 use crate::gpu::Kernel;
-use crate::kernels::{flash_fwd, matmul, softmax_rows};
-use crate::problem::Problem;
+use crate::kernels::{flash_fwd, matmul, mods, softmax_rows, to_u32};
+use crate::problem::{Attention, DType, Dims, Problem, Storage};
 
 /// What planning needs to know of a device.
 #[derive(Debug, Clone)]
@@ -41,10 +41,74 @@ pub enum Path {
 }
 
 /// The kernels of a plan, in the order they run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Route {
-    Tiled(flash_fwd::Variant),
-    Naive { scores: matmul::Variant, softmax: softmax_rows::Variant, values: matmul::Variant },
+    Tiled {
+        variant: flash_fwd::Variant,
+        /// Keys that one dispatch goes through, whole tiles: later ones resume from its result.
+        keys_per_pass: u32,
+    },
+    Naive {
+        scores: matmul::Variant,
+        softmax: softmax_rows::Variant,
+        values: matmul::Variant,
+    },
+}
+
+/// Where in the small tables of a call each lies, in words. Those that the host writes come first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Extras {
+    pub(crate) sequences: u32,
+    pub(crate) slopes: u32,
+    /// From one batch entry's slopes to the next's.
+    pub(crate) slopes_batch: u32,
+    pub(crate) sinks: u32,
+    pub(crate) ranges: u32,
+    pub(crate) mod_data: u32,
+    /// The words of the tables that the host writes: sequences and slopes.
+    pub(crate) host_words: u32,
+    /// All words.
+    pub(crate) words: u32,
+}
+
+impl Extras {
+    pub(crate) fn of(problem: &Problem) -> Result<Self> {
+        let Dims { batch, q_heads, .. } = problem.dims;
+        let slopes = problem.attention.alibi_slopes.as_ref().map_or(0, |slopes| slopes.len());
+        let mut words = 0usize;
+        let mut place = |count: usize| {
+            let at = words;
+            words = words.saturating_add(count);
+            at
+        };
+        let sequences = place(if problem.has_sequences() { 4 * batch } else { 0 });
+        let slopes_at = place(slopes);
+        let host_words = place(0);
+        let sinks = place(if problem.sinks { q_heads } else { 0 });
+        let ranges = place(problem.ranges.map_or(0, |shape| shape.into_iter().fold(2, usize::saturating_mul)));
+        let mod_data = place(problem.mod_words.unwrap_or(0));
+        Ok(Self {
+            sequences: to_u32(sequences)?,
+            slopes: to_u32(slopes_at)?,
+            slopes_batch: if slopes == q_heads { 0 } else { to_u32(q_heads)? },
+            sinks: to_u32(sinks)?,
+            ranges: to_u32(ranges)?,
+            mod_data: to_u32(mod_data)?,
+            host_words: to_u32(host_words)?,
+            words: to_u32(words)?,
+        })
+    }
+
+    /// The tables that the host writes.
+    pub(crate) fn host_tables(problem: &Problem) -> Vec<u32> {
+        let mut table = Vec::new();
+        if problem.has_sequences() {
+            table.extend(problem.sequences().flat_map(|it| [it.first_q, it.q_len, it.first_kv, it.kv_len]));
+        }
+        let slopes = problem.attention.alibi_slopes.as_deref().unwrap_or_default();
+        table.extend(slopes.iter().map(|slope| slope.to_bits()));
+        table
+    }
 }
 
 /// What will run for a problem, with what memory, and why.
@@ -52,6 +116,7 @@ pub(crate) enum Route {
 pub struct Plan {
     problem: Problem,
     route: Route,
+    extras: Extras,
     why: String,
 }
 
@@ -66,6 +131,15 @@ const CPU_TILES: [([u32; 2], [u32; 2]); 3] = [([8, 8], [2, 2]), ([8, 8], [2, 1])
 const GPU_MATMUL_TILES: [([u32; 2], [u32; 2]); 2] = [([16, 16], [1, 1]), ([8, 8], [1, 1])];
 const CPU_MATMUL_TILES: [([u32; 2], [u32; 2]); 2] = [([8, 8], [2, 2]), ([8, 8], [1, 1])];
 
+/// llvmpipe ends every loop of an invocation, without a word, once all its loops together have made 65535 iterations
+/// (`LP_MAX_TGSI_LOOP_ITERATIONS`; Mesa 22.3 does, 25.0 doesn't). A software device's dispatches stay below that.
+const SOFTWARE_LOOP_ITERATIONS: u32 = 60_000;
+
+/// How many tiles, or slices, of so many loop iterations each a dispatch may go through on a device. 0 where one is too long.
+pub(crate) fn loops_per_pass(iterations: u32, device_type: wgpu::DeviceType) -> u32 {
+    if device_type == wgpu::DeviceType::Cpu { SOFTWARE_LOOP_ITERATIONS / iterations } else { u32::MAX }
+}
+
 /// Accumulator vec4s a thread may hold before it spills: 128 scalars of the 255 registers that common GPUs give a thread.
 const MAX_ACC_VECS: u32 = 32;
 
@@ -79,8 +153,9 @@ pub(crate) fn flash_fwd_variants(problem: &Problem, facts: &DeviceFacts) -> Vec<
     let width = |dim: usize| u32::try_from(dim).unwrap_or(u32::MAX);
     let (head_dim, value_dim) = (width(problem.dims.head_dim), width(problem.dims.value_dim));
     let budget = facts.limits.max_compute_workgroup_storage_size;
+    let options = flash_fwd::Options::of(problem, facts.features);
     let fits = tiles.iter().filter_map(|&(grid, vecs)| {
-        flash_fwd::Variant::for_dims(grid, vecs, head_dim, value_dim, budget)
+        flash_fwd::Variant::for_dims(grid, vecs, head_dim, value_dim, budget, options.clone())
             .filter(|variant| supported(&variant.kernel(), facts))
     });
     let mut variants: Vec<_> = fits.collect();
@@ -108,10 +183,20 @@ pub(crate) fn matmul_variant(
 }
 
 /// The preferred variant of `softmax_rows`.
-pub(crate) fn softmax_rows_variant(facts: &DeviceFacts) -> Result<softmax_rows::Variant> {
+pub(crate) fn softmax_rows_variant(columns: usize, facts: &DeviceFacts) -> Result<softmax_rows::Variant> {
     let variants = [256, 64].map(|threads| softmax_rows::Variant { threads });
     let fits = variants.into_iter().find(|variant| supported(&variant.kernel(), facts));
-    fits.ok_or_else(|| no_variant("softmax_rows", facts))
+    let variant = fits.ok_or_else(|| no_variant("softmax_rows", facts))?;
+    // Three loops over the columns, and two over the threads.
+    let most = u64::from(loops_per_pass(4, facts.device_type)) * u64::from(variant.threads);
+    if columns as u64 > most {
+        return Err(Error::unsupported(
+            "columns of softmax on a software device, which bounds loops",
+            columns as u64,
+            most,
+        ));
+    }
+    Ok(variant)
 }
 
 fn no_variant(stem: &str, facts: &DeviceFacts) -> Error {
@@ -158,15 +243,38 @@ impl Plan {
                 flash_fwd::MAX_VALUE_DIM.into(),
             ));
         }
-        let plans = flash_fwd_variants(problem, facts).into_iter().map(|variant| Self {
-            problem: *problem,
-            route: Route::Tiled(variant),
-            why: why_tiled(&variant, problem, facts),
+        if let (Some(score_mod), Some(mask_mod)) = (&problem.attention.score_mod, &problem.attention.mask_mod) {
+            mods::check_both(score_mod, mask_mod)?;
+        }
+        let extras = Extras::of(problem)?;
+        let (_, kv_len) = problem.longest();
+        let plans = flash_fwd_variants(problem, facts).into_iter().map(|variant| {
+            let iterations = variant.iterations_of_tile(u32::try_from(problem.dims.head_dim).unwrap_or(u32::MAX));
+            let tiles = loops_per_pass(iterations, facts.device_type);
+            if tiles == 0 {
+                let what =
+                    "loop iterations that a software device allows a workgroup, of which head_dim takes one each";
+                return Err(Error::unsupported(what, iterations.into(), SOFTWARE_LOOP_ITERATIONS.into()));
+            }
+            let keys_per_pass = tiles.saturating_mul(variant.block_kv());
+            if problem.storage.o != DType::F32 && kv_len > keys_per_pass as usize {
+                return Err(Error::unsupported(
+                    format!(
+                        "keys in one pass of a software device, of an output in {}, f32 has no such bound",
+                        problem.storage.o
+                    ),
+                    kv_len as u64,
+                    keys_per_pass.into(),
+                ));
+            }
+            let why = why_tiled(&variant, problem, facts, keys_per_pass);
+            Ok(Self { problem: problem.clone(), route: Route::Tiled { variant, keys_per_pass }, extras, why })
         });
-        Ok(plans.collect())
+        plans.collect()
     }
 
     fn naive(problem: &Problem, facts: &DeviceFacts) -> Result<Self> {
+        check_plain(problem)?;
         check_bindings(problem, facts)?;
         let score_bytes = problem.score_bytes();
         for (what, available) in [
@@ -182,11 +290,11 @@ impl Plan {
         let dims = &problem.dims;
         let route = Route::Naive {
             scores: matmul_variant(matmul::Operand::Columns, matmul::Reach::All, dims.head_dim, facts)?,
-            softmax: softmax_rows_variant(facts)?,
+            softmax: softmax_rows_variant(dims.kv_len, facts)?,
             values: matmul_variant(matmul::Operand::Rows, reach, dims.kv_len, facts)?,
         };
         let why = format!("naive was asked for: {score_bytes} bytes of scores in device memory");
-        Ok(Self { problem: *problem, route, why })
+        Ok(Self { problem: problem.clone(), route, extras: Extras::default(), why })
     }
 
     /// The problem it is for.
@@ -198,19 +306,25 @@ impl Plan {
         &self.route
     }
 
+    pub(crate) fn extras(&self) -> &Extras {
+        &self.extras
+    }
+
     /// The kernels it runs, in order, with what is baked into each.
     pub fn kernels(&self) -> Vec<String> {
-        let kernels = match self.route {
-            Route::Tiled(variant) => vec![variant.kernel()],
+        let kernels = match &self.route {
+            Route::Tiled { variant, .. } => vec![variant.kernel()],
             Route::Naive { scores, softmax, values } => vec![scores.kernel(), softmax.kernel(), values.kernel()],
         };
         kernels.iter().map(|kernel| kernel.recipe.label()).collect()
     }
 
-    /// Bytes of device memory that it needs besides inputs, outputs and a uniform of a few hundred bytes a dispatch.
+    /// Bytes of device memory that it needs besides inputs, outputs and a uniform of a few hundred bytes a dispatch. Of a tiled plan:
+    /// 16 a batch entry where lengths are given or the batch is packed, 4 an ALiBi slope, 4 a sink, 8 a row with a range of its own, and
+    /// what the mods read; for anything else nothing.
     pub fn workspace_bytes(&self) -> u64 {
         match self.route {
-            Route::Tiled(_) => 0,
+            Route::Tiled { .. } => 4 * u64::from(self.extras.words),
             Route::Naive { .. } => self.problem.score_bytes(),
         }
     }
@@ -236,9 +350,16 @@ impl fmt::Display for Plan {
     }
 }
 
-fn why_tiled(variant: &flash_fwd::Variant, problem: &Problem, facts: &DeviceFacts) -> String {
+fn why_tiled(variant: &flash_fwd::Variant, problem: &Problem, facts: &DeviceFacts, keys_per_pass: u32) -> String {
+    let (_, kv_len) = problem.longest();
+    let passes = kv_len.div_ceil(keys_per_pass as usize);
+    let passes = if passes > 1 {
+        format!("; {passes} passes of {keys_per_pass} keys, as software devices bound loops")
+    } else {
+        String::new()
+    };
     format!(
-        "tiles of {} queries by {} keys, {} threads: the first choice for {} that fits value_dim {} in {} of {} bytes of workgroup memory",
+        "tiles of {} queries by {} keys, {} threads: the first choice for {} that fits value_dim {} in {} of {} bytes of workgroup memory{passes}",
         variant.block_q(),
         variant.block_kv(),
         variant.tx * variant.ty,
@@ -249,20 +370,55 @@ fn why_tiled(variant: &flash_fwd::Variant, problem: &Problem, facts: &DeviceFact
     )
 }
 
+/// The naive path is there to be compared with: it has no options but causality, alignment and scale.
+fn check_plain(problem: &Problem) -> Result<()> {
+    let Attention { window_left, window_right, softcap, alibi_slopes, score_mod, mask_mod, .. } = &problem.attention;
+    let given = [
+        ("storage other than f32", problem.storage != Storage::default()),
+        ("a window", window_left.is_some() || window_right.is_some()),
+        ("a softcap", softcap.is_some()),
+        ("ALiBi", alibi_slopes.is_some()),
+        ("a score_mod", score_mod.is_some()),
+        ("a mask_mod", mask_mod.is_some()),
+        ("lengths or a packed batch", problem.has_sequences()),
+        ("a bias", problem.bias.is_some()),
+        ("a mask", problem.mask.is_some()),
+        ("ranges", problem.ranges.is_some()),
+        ("sinks", problem.sinks),
+    ];
+    let given: Vec<_> = given.iter().filter(|(_, given)| *given).map(|(name, _)| *name).collect();
+    if given.is_empty() {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("the naive path with {}; accepted: causality, alignment and scale", given.join(", "))))
+}
+
 /// Each tensor must fit one binding.
 fn check_bindings(problem: &Problem, facts: &DeviceFacts) -> Result<()> {
-    let dims = &problem.dims;
     let available = facts.limits.max_storage_buffer_binding_size;
-    for (name, elems) in [
-        ("q", dims.q_elems()),
-        ("k", dims.k_elems()),
-        ("v", dims.v_elems()),
-        ("o", dims.o_elems()),
-        ("lse", dims.rows()),
+    let Storage { q, k, v, o } = problem.storage;
+    let [q_elems, k_elems, v_elems, o_elems, rows] = problem.elems();
+    let broadcast = |shape: [usize; 4]| shape.into_iter().map(|size| size as u64).fold(1, u64::saturating_mul);
+    let bias = problem.bias.map(|(dtype, shape)| (dtype, broadcast(shape)));
+    let mask =
+        problem.mask.map(|[batch, heads, rows, keys]| (DType::U32, broadcast([batch, heads, rows, keys.div_ceil(32)])));
+    let extras = (DType::U32, u64::from(Extras::of(problem)?.words));
+    for (name, (dtype, elems)) in [
+        ("q", (q, q_elems)),
+        ("k", (k, k_elems)),
+        ("v", (v, v_elems)),
+        ("o", (o, o_elems)),
+        ("lse", (DType::F32, rows)),
+        ("bias", bias.unwrap_or_default()),
+        ("mask", mask.unwrap_or_default()),
+        ("the small tables of the options", extras),
     ] {
-        let needed = 4 * elems as u64;
+        let needed = elems.saturating_mul(dtype.bytes() as u64);
         if needed > available {
             return Err(Error::unsupported(format!("bytes in one storage binding ({name})"), needed, available));
+        }
+        if elems > u64::from(u32::MAX) {
+            return Err(Error::unsupported(format!("elements that u32 can index ({name})"), elems, u32::MAX.into()));
         }
     }
     Ok(())

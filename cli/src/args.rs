@@ -136,7 +136,10 @@ impl AttentionArgs {
             Align::TopLeft => tilewise::Align::TopLeft,
             Align::BottomRight => tilewise::Align::BottomRight,
         });
-        scale.map_or(options, |scale| options.softmax_scale(scale))
+        match scale {
+            Some(scale) => options.softmax_scale(scale),
+            None => options,
+        }
     }
 
     /// The options in words, the defaults left out.

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tilewise::reference::{Comparison, compare};
-use tilewise::{Bindings, Engine, Problem, Tensor};
+use tilewise::{Bindings, Engine, Inputs, Problem, Tensor};
 
 use crate::args::Common;
 use crate::measure::Progress;
@@ -250,7 +250,8 @@ impl Runner<'_> {
         let plan = self.engine.plan(problem)?;
         let output = nan_outputs(self.engine, &plan)?;
         let workspace = self.engine.alloc_workspace(&plan)?;
-        let bindings = Bindings { q, k, v, o: &output.o, lse: &output.lse, workspace: workspace.as_ref() };
+        let bindings =
+            Bindings { inputs: Inputs::new(q, k, v), o: &output.o, lse: &output.lse, workspace: workspace.as_ref() };
         self.engine.run(&plan, &bindings, |_| ControlFlow::Continue(()))?;
         Ok([output.o, output.lse])
     }

@@ -3,7 +3,7 @@
 
 use anyhow::{Result, ensure};
 use serde::Serialize;
-use tilewise::{Engine, Tensor};
+use tilewise::{DType, Engine, Tensor};
 
 use crate::measure::{Elapsed, Progress, Stopwatch, caught, is_software};
 
@@ -150,12 +150,12 @@ impl FmaSize {
 /// The rate of one shape. `size` is where the last shape got to, a good guess for the next.
 fn fma_rate(engine: &Engine, accumulators: usize, unroll: usize, size: &mut FmaSize) -> Result<FmaRate> {
     let pipeline = pipeline(engine, "fma_loop", &fma_text(accumulators, unroll))?;
-    let mut out = engine.alloc([size.invocations()])?;
+    let mut out = engine.alloc(DType::F32, [size.invocations()])?;
     fma_run(engine, &pipeline, &out, *size, unroll)?; // compiles
     let mut elapsed = fma_run(engine, &pipeline, &out, *size, unroll)?;
     while elapsed.seconds < ENOUGH_SECONDS && !size.is_largest() {
         *size = size.times((TARGET_SECONDS / elapsed.seconds.max(1e-6)).clamp(1.5, 16.0));
-        out = engine.alloc([size.invocations()])?;
+        out = engine.alloc(DType::F32, [size.invocations()])?;
         elapsed = fma_run(engine, &pipeline, &out, *size, unroll)?;
     }
     let runs: Vec<_> = (0..RUNS).map(|_| fma_run(engine, &pipeline, &out, *size, unroll)).collect::<Result<_>>()?;
@@ -224,7 +224,7 @@ fn copy_rates(engine: &Engine) -> Result<Vec<CopyRate>> {
     let elems = usize::try_from(limits.max_storage_buffer_binding_size.min(128 << 20) / 16)? * 4;
     let pattern: Vec<f32> = (0..elems).map(|n| (n % 8191) as f32).collect();
     let src = engine.upload(&pattern, [elems])?;
-    let dst = engine.alloc([elems])?;
+    let dst = engine.alloc(DType::F32, [elems])?;
     let bytes = 4 * elems as u64;
 
     let pipeline = pipeline(engine, "copy", include_str!("../shaders/copy.wgsl"))?;

@@ -11,7 +11,7 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde::Serialize;
 use tilewise::reference::{Comparison, compare};
-use tilewise::{Bindings, Dims, Engine, Path, Plan, Problem, Purpose, Tensor};
+use tilewise::{Bindings, DType, Dims, Engine, Inputs, Path, Plan, Problem, Purpose, Storage, Tensor};
 
 use crate::args::{AttentionArgs, Common};
 use crate::measure::{self, Progress, bytes, seconds};
@@ -202,9 +202,15 @@ fn open(args: &RunArgs, tensors: &Tensors<'_>) -> Result<(Problem, Input)> {
         shapes[2]
     );
     let dims = Dims { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim };
-    let problem = Problem::new(dims, args.attention.options(scale(args, tensors)?))?;
+    let mut qkv = [Numbers::of("q", &q)?, Numbers::of("k", &k)?, Numbers::of("v", &v)?];
+    if args.attention.path()? == Some(Path::Naive) {
+        qkv = qkv.map(|numbers| numbers.stored(DType::F32));
+    }
+    let [q_dtype, k_dtype, v_dtype] = qkv.each_ref().map(Numbers::dtype);
+    // o is told and written in f32, whatever the inputs are stored in.
+    let storage = Storage { q: q_dtype, k: k_dtype, v: v_dtype, o: DType::F32 };
+    let problem = Problem::new(dims, args.attention.options(scale(args, tensors)?))?.storage(storage)?;
 
-    let qkv = [Numbers::of("q", &q)?, Numbers::of("k", &k)?, Numbers::of("v", &v)?];
     let result = |name: &str, shape: &[usize]| match tensors.find(name) {
         None => Ok(None),
         // The axis of a batch of 1 may be left out, as with q.
@@ -262,7 +268,8 @@ impl Done {
         let [q, k, v] = input.upload(engine, layout)?;
         let output = engine.alloc_output(plan)?;
         let workspace = engine.alloc_workspace(plan)?;
-        let bindings = Bindings { q: &q, k: &k, v: &v, o: &output.o, lse: &output.lse, workspace: workspace.as_ref() };
+        let inputs = Inputs::new(&q, &k, &v);
+        let bindings = Bindings { inputs, o: &output.o, lse: &output.lse, workspace: workspace.as_ref() };
         // Compiles the kernels: done once, and no part of what a call takes.
         let mut encoder =
             measure::caught(engine.device(), || engine.device().create_command_encoder(&Default::default()))?;

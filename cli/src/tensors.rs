@@ -7,7 +7,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use half::{bf16, f16};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
-use tilewise::{AttentionOutput, Engine, Plan, Tensor};
+use tilewise::{AttentionOutput, DType, Engine, Plan, Tensor};
 
 use crate::measure;
 
@@ -136,6 +136,27 @@ impl Numbers {
             Self::F32(numbers) => engine.upload(numbers, shape),
             Self::F16(numbers) => engine.upload(numbers, shape),
             Self::Bf16(numbers) => engine.upload(numbers, shape),
+        }
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        match self {
+            Self::F32(_) => DType::F32,
+            Self::F16(_) => DType::F16,
+            Self::Bf16(_) => DType::Bf16,
+        }
+    }
+
+    /// The same numbers in another type, rounded to nearest.
+    pub(crate) fn stored(self, dtype: DType) -> Self {
+        if self.dtype() == dtype {
+            return self;
+        }
+        let numbers = self.into_f32();
+        match dtype {
+            DType::F16 => Self::F16(numbers.into_iter().map(f16::from_f32).collect()),
+            DType::Bf16 => Self::Bf16(numbers.into_iter().map(bf16::from_f32).collect()),
+            DType::F32 | DType::U32 => Self::F32(numbers),
         }
     }
 

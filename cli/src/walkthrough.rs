@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use serde::Serialize;
 use tilewise::reference::{self, Case};
-use tilewise::{Attention, Dims, Engine, Error, Path, Problem, Purpose, Tensor};
+use tilewise::{Attention, Dims, Engine, Error, Inputs, Path, Problem, Purpose, Tensor};
 
 use crate::args::Common;
 use crate::measure::{self, bytes};
@@ -310,7 +310,7 @@ fn memory(engine: &Engine) -> Result<Step> {
 
     engine.wait()?;
     engine.reset_peak();
-    let output = engine.attention(&q, &k, &v, &problem.attention())?;
+    let output = engine.attention(&q, &k, &v, problem.attention())?;
     engine.wait()?;
     let used = engine.memory(); // before the result's way back adds a buffer
     let tiled = output.o.read()?;
@@ -332,7 +332,7 @@ fn memory(engine: &Engine) -> Result<Step> {
     );
 
     engine.reset_peak();
-    match engine.attention_by(Path::Naive, &q, &k, &v, &problem.attention()) {
+    match engine.attention_by(Path::Naive, &Inputs::new(&q, &k, &v), problem.attention()) {
         Ok(output) => {
             let naive = output.o.read()?;
             let used = engine.memory();

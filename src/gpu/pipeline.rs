@@ -24,8 +24,8 @@ pub(crate) struct Kernel {
     pub(crate) workgroup_bytes: u32,
     /// Bytes of the uniform at binding 0.
     pub(crate) params_bytes: u32,
-    /// The storage buffers, from binding 1 on.
-    pub(crate) storage: &'static [Access],
+    /// The storage buffers, each with the binding it has.
+    pub(crate) storage: Vec<(u32, Access)>,
     pub(crate) features: wgpu::Features,
 }
 
@@ -105,8 +105,8 @@ impl Gpu {
             ty: wgpu::BindingType::Buffer { ty, has_dynamic_offset: false, min_binding_size: None },
             count: None,
         };
-        let storage = (1..).zip(kernel.storage).map(|(binding, access)| {
-            entry(binding, wgpu::BufferBindingType::Storage { read_only: *access == Access::Read })
+        let storage = kernel.storage.iter().map(|&(binding, access)| {
+            entry(binding, wgpu::BufferBindingType::Storage { read_only: access == Access::Read })
         });
         let entries: Vec<_> = core::iter::once(entry(0, wgpu::BufferBindingType::Uniform)).chain(storage).collect();
         self.scoped(|| {
@@ -156,7 +156,8 @@ impl Gpu {
             Some(params),
         )?;
         let windows = tensors.iter().map(|tensor| tensor.window(&self.limits)).collect::<Result<Vec<_>>>()?;
-        let storage = (1..).zip(tensors.iter().zip(&windows)).map(|(binding, (tensor, window))| wgpu::BindGroupEntry {
+        let bindings = kernel.storage.iter().zip(tensors.iter().zip(&windows));
+        let storage = bindings.map(|(&(binding, _), (tensor, window))| wgpu::BindGroupEntry {
             binding,
             resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
                 buffer: &tensor.buffer().raw,

@@ -6,39 +6,39 @@ use std::sync::Arc;
 use super::device::Gpu;
 use super::memory::{DeviceBuffer, Purpose};
 use crate::error::{Error, Result};
+use crate::problem::DType;
 
 mod sealed {
     pub trait Sealed {}
     impl Sealed for f32 {}
     impl Sealed for half::f16 {}
     impl Sealed for half::bf16 {}
+    impl Sealed for u32 {}
 }
 
-/// A number type that tensors can be uploaded from. Widened to f32 on the way; the device holds f32.
-pub trait Element: Copy + Send + Sync + sealed::Sealed {
-    /// The same number as f32. Exact for all three types.
-    fn to_f32(self) -> f32;
+/// A number type that tensors can hold.
+pub trait Element: bytemuck::Pod + Send + Sync + sealed::Sealed {
+    /// How the device stores it.
+    const DTYPE: DType;
 }
 
 impl Element for f32 {
-    fn to_f32(self) -> f32 {
-        self
-    }
+    const DTYPE: DType = DType::F32;
 }
 
 impl Element for half::f16 {
-    fn to_f32(self) -> f32 {
-        self.to_f32()
-    }
+    const DTYPE: DType = DType::F16;
 }
 
 impl Element for half::bf16 {
-    fn to_f32(self) -> f32 {
-        self.to_f32()
-    }
+    const DTYPE: DType = DType::Bf16;
 }
 
-/// A tensor of f32 on the device, or a view of one: a buffer, an offset, a shape and strides.
+impl Element for u32 {
+    const DTYPE: DType = DType::U32;
+}
+
+/// A tensor on the device, or a view of one: a buffer, a dtype, an offset, a shape and strides.
 ///
 /// Cloning and viewing copy nothing. The memory is freed when the last tensor on it is dropped, in whatever order tensors and
 /// engine go.
@@ -50,6 +50,7 @@ impl Element for half::bf16 {
 pub struct Tensor {
     gpu: Arc<Gpu>,
     buffer: Arc<DeviceBuffer>,
+    dtype: DType,
     offset: usize,
     shape: Vec<usize>,
     strides: Vec<usize>,
@@ -88,42 +89,63 @@ const BUFFER_USES: wgpu::BufferUsages =
 
 impl Tensor {
     pub(crate) fn upload<T: Element>(gpu: &Arc<Gpu>, label: &str, data: &[T], shape: &[usize]) -> Result<Self> {
+        Self::upload_for(gpu, label, data, shape, Purpose::Input)
+    }
+
+    pub(crate) fn upload_for<T: Element>(
+        gpu: &Arc<Gpu>,
+        label: &str,
+        data: &[T],
+        shape: &[usize],
+        purpose: Purpose,
+    ) -> Result<Self> {
         let elems = count_elems(shape)?;
         if data.len() != elems {
             return Err(Error::invalid(format!("{} elements for shape {shape:?}; accepted: {elems}", data.len())));
         }
-        let widened: Vec<f32> = data.iter().map(|x| x.to_f32()).collect();
-        let contents = bytemuck::cast_slice(&widened);
-        let buffer = gpu.create_buffer(label, 4 * elems as u64, BUFFER_USES, Purpose::Input, Some(contents))?;
-        Ok(Self::dense(gpu, buffer, shape))
+        let contents = bytemuck::cast_slice(data);
+        let buffer = gpu.create_buffer(label, contents.len() as u64, BUFFER_USES, purpose, Some(contents))?;
+        Ok(Self::dense(gpu, buffer, T::DTYPE, shape))
     }
 
     /// A dense tensor of undefined contents.
-    pub(crate) fn alloc(gpu: &Arc<Gpu>, label: &str, shape: &[usize], purpose: Purpose) -> Result<Self> {
-        let elems = count_elems(shape)?;
-        Ok(Self::dense(gpu, gpu.create_buffer(label, 4 * elems as u64, BUFFER_USES, purpose, None)?, shape))
+    pub(crate) fn alloc(gpu: &Arc<Gpu>, label: &str, dtype: DType, shape: &[usize], purpose: Purpose) -> Result<Self> {
+        let bytes = (dtype.bytes() * count_elems(shape)?) as u64;
+        Ok(Self::dense(gpu, gpu.create_buffer(label, bytes, BUFFER_USES, purpose, None)?, dtype, shape))
     }
 
     /// A tensor on a buffer of the caller's.
-    pub(crate) fn borrow(gpu: &Arc<Gpu>, raw: wgpu::Buffer, offset: usize, shape: &[usize]) -> Result<Self> {
+    pub(crate) fn borrow(
+        gpu: &Arc<Gpu>,
+        raw: wgpu::Buffer,
+        dtype: DType,
+        offset: usize,
+        shape: &[usize],
+    ) -> Result<Self> {
         let elems = count_elems(shape)?;
-        let held = usize::try_from(raw.size() / 4).unwrap_or(usize::MAX);
+        let bytes = raw.size();
+        if bytes < 4 || !bytes.is_multiple_of(4) {
+            return Err(Error::invalid(format!("a buffer of {bytes} bytes; accepted: a multiple of 4, not 0")));
+        }
+        let held = usize::try_from(bytes).unwrap_or(usize::MAX) / dtype.bytes();
         if offset.checked_add(elems).is_none_or(|end| end > held) {
             return Err(Error::invalid(format!(
-                "shape {shape:?} at element {offset} of a buffer that holds {held} f32; accepted: what fits"
+                "shape {shape:?} at element {offset} of a buffer that holds {held} {dtype}; accepted: what fits"
             )));
-        }
-        if raw.size() < 4 {
-            return Err(Error::invalid(format!("a buffer of {} bytes; accepted: 4 or more", raw.size())));
         }
         if !raw.usage().contains(wgpu::BufferUsages::STORAGE) {
             return Err(Error::invalid(format!("a buffer of usage {:?}; accepted: STORAGE among them", raw.usage())));
         }
-        Ok(Self { offset, ..Self::dense(gpu, Arc::new(DeviceBuffer::borrowed(raw)), shape) })
+        Ok(Self { offset, ..Self::dense(gpu, Arc::new(DeviceBuffer::borrowed(raw)), dtype, shape) })
     }
 
-    fn dense(gpu: &Arc<Gpu>, buffer: Arc<DeviceBuffer>, shape: &[usize]) -> Self {
-        Self { gpu: Arc::clone(gpu), buffer, offset: 0, shape: shape.to_vec(), strides: dense_strides(shape) }
+    fn dense(gpu: &Arc<Gpu>, buffer: Arc<DeviceBuffer>, dtype: DType, shape: &[usize]) -> Self {
+        Self { gpu: Arc::clone(gpu), buffer, dtype, offset: 0, shape: shape.to_vec(), strides: dense_strides(shape) }
+    }
+
+    /// How the elements are stored.
+    pub fn dtype(&self) -> DType {
+        self.dtype
     }
 
     /// The size of each axis.
@@ -245,6 +267,15 @@ impl Tensor {
             .all(|(&size, (&stride, dense))| size <= 1 || stride == dense)
     }
 
+    /// The bytes of the buffer from the tensor's first element to its last, in whole words, and how many elements of it come
+    /// before the first.
+    pub(crate) fn extent_words(&self) -> (Range<u64>, usize) {
+        let (extent, size) = (self.extent(), self.dtype.bytes());
+        let start = (size * extent.start) as u64 / 4 * 4;
+        let end = ((size * extent.end) as u64).next_multiple_of(4);
+        (start..end, extent.start - start as usize / size)
+    }
+
     /// A dense tensor of another shape on the first elements of this dense one.
     pub(crate) fn reinterpret(&self, shape: &[usize]) -> Result<Self> {
         let elems = count_elems(shape)?;
@@ -256,6 +287,11 @@ impl Tensor {
             )));
         }
         Ok(Self { shape: shape.to_vec(), strides: dense_strides(shape), ..self.clone() })
+    }
+
+    /// The first words of this tensor of 4-byte elements.
+    pub(crate) fn slice_words(&self, words: usize) -> Result<Self> {
+        Ok(Self { dtype: DType::U32, ..self.reinterpret(&[words])? })
     }
 
     pub(crate) fn gpu(&self) -> &Arc<Gpu> {
@@ -275,9 +311,13 @@ impl Tensor {
         self.offset..self.offset + last + 1
     }
 
-    /// Whether any element of the two may be the same.
+    /// Whether any byte of the two may be the same.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
-        let (a, b) = (self.extent(), other.extent());
+        let bytes = |tensor: &Self| {
+            let (extent, size) = (tensor.extent(), tensor.dtype.bytes());
+            size * extent.start..size * extent.end
+        };
+        let (a, b) = (bytes(self), bytes(other));
         self.shares_buffer(other) && a.start < b.end && b.start < a.end
     }
 
@@ -293,15 +333,17 @@ impl Tensor {
         if extent.is_empty() {
             return Ok(Window { offset_bytes: 0, bytes: 16.min(self.buffer.raw.size() / 4 * 4), first_elem: 0 });
         }
-        let start = 4 * extent.start as u64;
+        let size = self.dtype.bytes() as u64;
+        let start = size * extent.start as u64;
         let offset_bytes = start / alignment * alignment;
-        let bytes = 4 * extent.end as u64 - offset_bytes;
+        // Kernels read words; a buffer's size is a multiple of one.
+        let bytes = (size * extent.end as u64).next_multiple_of(4) - offset_bytes;
         // Kernels index elements in u32, whatever the device would bind.
-        let allowed = limits.max_storage_buffer_binding_size.min(4 * u64::from(u32::MAX));
+        let allowed = limits.max_storage_buffer_binding_size.min(size * u64::from(u32::MAX));
         if bytes > allowed {
             return Err(Error::unsupported("bytes in one storage binding", bytes, allowed));
         }
-        let first_elem = u32::try_from((start - offset_bytes) / 4).unwrap_or(0); // below the alignment
+        let first_elem = u32::try_from((start - offset_bytes) / size).unwrap_or(0); // below the alignment
         Ok(Window { offset_bytes, bytes, first_elem })
     }
 

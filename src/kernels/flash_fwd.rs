@@ -1,12 +1,15 @@
 //! `flash_fwd`: tiled attention, forward. One pass over keys and values, the scores in registers.
 
+use std::sync::Arc;
+
 use crate::gpu::{Access, Kernel};
+use crate::problem::{DType, Problem};
 use crate::shader::Recipe;
 
-use super::{Strides, slice_that_fits};
+use super::{Stored, Strides, slice_that_fits};
 
-/// What is baked into the text: how the tile is cut. See the kernel's header.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// What is baked into the text: how the tile is cut, and which options it has. See the kernel's header.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Variant {
     pub(crate) tx: u32,
     pub(crate) ty: u32,
@@ -15,11 +18,92 @@ pub(crate) struct Variant {
     pub(crate) col_vecs: u32,
     pub(crate) slice_d: u32,
     pub(crate) slice_kv: u32,
+    pub(crate) options: Options,
+}
+
+/// Which options a variant has. The plain ones are as the text stands.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Options {
+    pub(crate) q: Stored,
+    pub(crate) k: Stored,
+    pub(crate) v: Stored,
+    pub(crate) out: DType,
+    pub(crate) bias: Option<Stored>,
+    pub(crate) mask: bool,
+    pub(crate) ranges: bool,
+    pub(crate) sequences: bool,
+    pub(crate) softcap: bool,
+    pub(crate) alibi: bool,
+    pub(crate) sinks: bool,
+    pub(crate) score_mod: Option<Arc<str>>,
+    pub(crate) mask_mod: Option<Arc<str>>,
+    pub(crate) mod_data: bool,
+    /// An output lies in the buffer of an input.
+    pub(crate) shared_buffer: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let f32 = Stored::F32;
+        Self {
+            q: f32,
+            k: f32,
+            v: f32,
+            out: DType::F32,
+            bias: None,
+            mask: false,
+            ranges: false,
+            sequences: false,
+            softcap: false,
+            alibi: false,
+            sinks: false,
+            score_mod: None,
+            mask_mod: None,
+            mod_data: false,
+            shared_buffer: false,
+        }
+    }
+}
+
+impl Options {
+    /// What a problem needs on a device with these features.
+    pub(crate) fn of(problem: &Problem, features: wgpu::Features) -> Self {
+        let stored = |dtype| Stored::of(dtype, features);
+        let attention = &problem.attention;
+        Self {
+            q: stored(problem.storage.q),
+            k: stored(problem.storage.k),
+            v: stored(problem.storage.v),
+            out: problem.storage.o,
+            bias: problem.bias.map(|(dtype, _)| stored(dtype)),
+            mask: problem.mask.is_some(),
+            ranges: problem.ranges.is_some(),
+            sequences: problem.has_sequences(),
+            softcap: attention.softcap.is_some(),
+            alibi: attention.alibi_slopes.is_some(),
+            sinks: problem.sinks,
+            score_mod: attention.score_mod.as_ref().map(|it| it.0.clone()),
+            mask_mod: attention.mask_mod.as_ref().map(|it| it.0.clone()),
+            mod_data: problem.mod_words.is_some(),
+            shared_buffer: false,
+        }
+    }
+
+    /// Whether some mask is a table or a function.
+    fn keep_words(&self) -> bool {
+        self.mask || self.ranges || self.mask_mod.is_some()
+    }
+
+    /// Whether it reads small tables.
+    pub(crate) fn extras(&self) -> bool {
+        self.sequences || self.ranges || self.alibi || self.sinks || self.mod_data
+    }
 }
 
 impl Default for Variant {
     fn default() -> Self {
-        Self { tx: 8, ty: 16, row_vecs: 1, key_vecs: 1, col_vecs: 1, slice_d: 16, slice_kv: 16 }
+        let options = Options::default();
+        Self { tx: 8, ty: 16, row_vecs: 1, key_vecs: 1, col_vecs: 1, slice_d: 16, slice_kv: 16, options }
     }
 }
 
@@ -35,11 +119,12 @@ impl Variant {
         head_dim: u32,
         value_dim: u32,
         workgroup_bytes: u32,
+        options: Options,
     ) -> Option<Self> {
         // Few distinct widths keep the number of pipelines down; the columns past value_dim are zeros.
         let col_vecs = [1, 2, 3, 4, 6, 8, 12, 16].into_iter().find(|vecs| 4 * tx * vecs >= value_dim)?;
-        let tile = Self { tx, ty, row_vecs, key_vecs, col_vecs, slice_d: 0, slice_kv: 0 };
-        let budget = workgroup_bytes.checked_sub(tile.p_bytes())?;
+        let tile = Self { tx, ty, row_vecs, key_vecs, col_vecs, slice_d: 0, slice_kv: 0, options };
+        let budget = workgroup_bytes.checked_sub(tile.fixed_bytes())?;
         let slice_d = slice_that_fits(head_dim, 16 * (tile.q_stride() + tile.k_stride()), budget);
         let slice_kv = slice_that_fits(tile.block_kv(), 16 * tile.v_stride(), budget);
         let variant = Self { slice_d, slice_kv, ..tile };
@@ -68,36 +153,105 @@ impl Variant {
         self.tx * self.col_vecs
     }
 
-    fn p_bytes(&self) -> u32 {
-        16 * self.block_kv() * self.ty * self.row_vecs
+    fn threads(&self) -> u32 {
+        self.tx * self.ty
+    }
+
+    fn keep_count(&self) -> u32 {
+        if self.options.keep_words() { self.block_q() * (self.block_kv() / 32) } else { 1 }
+    }
+
+    /// Bytes of workgroup memory besides the stage: P, the words of masks, two flags.
+    fn fixed_bytes(&self) -> u32 {
+        16 * self.block_kv() * self.ty * self.row_vecs + 4 * self.keep_count() + 8
     }
 
     /// Bytes of workgroup memory: the header's Budget.
     pub(crate) fn workgroup_bytes(&self) -> u32 {
         let stage = (self.slice_d * (self.q_stride() + self.k_stride())).max(self.slice_kv * self.v_stride());
-        16 * stage + self.p_bytes()
+        16 * stage + self.fixed_bytes()
+    }
+
+    /// Loop iterations of an invocation for one tile, all loops together: no less than there are, as drivers count.
+    pub(crate) fn iterations_of_tile(&self, head_dim: u32) -> u32 {
+        let threads = self.threads();
+        let items = |count: u32| count.div_ceil(threads) + 1;
+        let q_and_k = items(self.slice_d * self.ty * self.row_vecs) + items(self.slice_d * self.tx * self.key_vecs);
+        let scores = head_dim.div_ceil(self.slice_d).saturating_mul(q_and_k + self.slice_d + 2);
+        let values =
+            (self.block_kv() / self.slice_kv) * (items(self.slice_kv * self.v_stride()) + self.slice_kv + 4) + 1;
+        let of_word = if self.options.mask_mod.is_some() { 34 } else { 1 };
+        let keep = if self.options.keep_words() { items(self.keep_count()) * of_word } else { 0 };
+        scores.saturating_add(values + self.tx + 3 + keep)
     }
 
     /// What the device needs to know.
     pub(crate) fn kernel(&self) -> Kernel {
+        let options = &self.options;
+        let mut recipe = Recipe::new("flash_fwd")
+            .spec("TX", self.tx)
+            .spec("TY", self.ty)
+            .spec("ROW_VECS", self.row_vecs)
+            .spec("KEY_VECS", self.key_vecs)
+            .spec("COL_VECS", self.col_vecs)
+            .spec("SLICE_D", self.slice_d)
+            .spec("SLICE_KV", self.slice_kv);
+        // What is as the text has it stays out of the name.
+        for (name, on) in [
+            ("SEQUENCES", options.sequences),
+            ("RANGES", options.ranges),
+            ("MASK_MOD", options.mask_mod.is_some()),
+            ("KEEP_WORDS", options.keep_words()),
+            ("BIAS", options.bias.is_some()),
+            ("SOFTCAP", options.softcap),
+            ("ALIBI", options.alibi),
+            ("SINKS", options.sinks),
+        ] {
+            if on {
+                recipe = recipe.spec(name, true);
+            }
+        }
+        for (slot, stored) in [("q", options.q), ("k", options.k), ("v", options.v)] {
+            recipe = recipe.slot(slot, stored.alternative());
+        }
+        recipe = recipe.slot("out", options.out.name());
+        let read = if options.shared_buffer { Access::ReadWrite } else { Access::Read };
+        let mut storage = vec![(1, read), (2, read), (3, read), (4, Access::ReadWrite), (5, Access::ReadWrite)];
+        if let Some(bias) = options.bias {
+            recipe = recipe.slot("bias", bias.alternative());
+            storage.push((6, read));
+        }
+        if options.mask {
+            recipe = recipe.slot("mask", "words");
+            storage.push((7, Access::Read));
+        }
+        if options.extras() {
+            recipe = recipe.slot("extras", "words");
+            storage.push((8, Access::Read));
+        }
+        if let Some(text) = &options.score_mod {
+            recipe = recipe.text("score_mod", text);
+        }
+        if let Some(text) = &options.mask_mod {
+            recipe = recipe.text("mask_mod", text);
+        }
+        if options.shared_buffer {
+            recipe = recipe.read_write();
+        }
+        let native = [Some(options.q), Some(options.k), Some(options.v), options.bias].contains(&Some(Stored::F16));
         Kernel {
-            recipe: Recipe::new("flash_fwd")
-                .spec("TX", self.tx)
-                .spec("TY", self.ty)
-                .spec("ROW_VECS", self.row_vecs)
-                .spec("KEY_VECS", self.key_vecs)
-                .spec("COL_VECS", self.col_vecs)
-                .spec("SLICE_D", self.slice_d)
-                .spec("SLICE_KV", self.slice_kv)
-                .slot("qkv", "f32"),
+            recipe,
             workgroup_size: [self.tx, self.ty, 1],
             workgroup_bytes: self.workgroup_bytes(),
             params_bytes: size_of::<Params>() as u32,
-            storage: &[Access::Read, Access::Read, Access::Read, Access::ReadWrite, Access::ReadWrite],
-            features: wgpu::Features::empty(),
+            storage,
+            features: if native { wgpu::Features::SHADER_F16 } else { wgpu::Features::empty() },
         }
     }
 }
+
+/// A bound that is none, as in the WGSL.
+pub(crate) const UNBOUNDED: i32 = i32::MAX;
 
 /// `struct Params` of the WGSL.
 #[repr(C)]
@@ -108,6 +262,8 @@ pub(crate) struct Params {
     pub(crate) v: Strides,
     pub(crate) out: Strides,
     pub(crate) lse: Strides,
+    pub(crate) bias: Strides,
+    pub(crate) mask: Strides,
     pub(crate) q_len: u32,
     pub(crate) kv_len: u32,
     pub(crate) head_dim: u32,
@@ -117,9 +273,25 @@ pub(crate) struct Params {
     pub(crate) q_blocks: u32,
     pub(crate) first_block: u32,
     pub(crate) end_block: u32,
-    pub(crate) diagonal: i32,
+    pub(crate) first_key: u32,
+    pub(crate) end_key: u32,
+    pub(crate) rows: u32,
+    pub(crate) bottom_right: u32,
+    pub(crate) left: i32,
+    pub(crate) right: i32,
     pub(crate) scale: f32,
-    pub(crate) pad: u32,
+    pub(crate) softcap: f32,
+    pub(crate) bias_key: u32,
+    pub(crate) mask_key: u32,
+    pub(crate) sequences: u32,
+    pub(crate) slopes: u32,
+    pub(crate) slopes_batch: u32,
+    pub(crate) sinks: u32,
+    pub(crate) ranges: u32,
+    pub(crate) ranges_batch: u32,
+    pub(crate) ranges_head: u32,
+    pub(crate) mod_data: u32,
+    pub(crate) mod_words: u32,
 }
 
 const _: () = assert!(size_of::<Params>().is_multiple_of(16));

@@ -79,6 +79,13 @@ impl Variant {
         16 * self.slice_k * (self.a_stride() + self.b_stride())
     }
 
+    /// Loop iterations of an invocation for one slice of k, all loops together: no less than there are, as drivers count.
+    pub(crate) fn iterations_of_slice(&self) -> u32 {
+        let threads = self.tx * self.ty;
+        let items = |count: u32| count.div_ceil(threads) + 1;
+        items(self.slice_k * self.ty * self.row_vecs) + items(self.slice_k * self.tx * self.col_vecs) + self.slice_k + 2
+    }
+
     /// What the device needs to know.
     pub(crate) fn kernel(&self) -> Kernel {
         let b = match self.b {
@@ -101,7 +108,7 @@ impl Variant {
             workgroup_size: [self.tx, self.ty, 1],
             workgroup_bytes: self.workgroup_bytes(),
             params_bytes: size_of::<Params>() as u32,
-            storage: &[Access::Read, Access::Read, Access::ReadWrite],
+            storage: vec![(1, Access::Read), (2, Access::Read), (3, Access::ReadWrite)],
             features: wgpu::Features::empty(),
         }
     }
@@ -125,7 +132,11 @@ pub(crate) struct Params {
     pub(crate) end_block: u32,
     pub(crate) diagonal: i32,
     pub(crate) alpha: f32,
-    pub(crate) pad: u32,
+    pub(crate) first_k: u32,
+    pub(crate) end_k: u32,
+    pub(crate) pad_0: u32,
+    pub(crate) pad_1: u32,
+    pub(crate) pad_2: u32,
 }
 
 const _: () = assert!(size_of::<Params>().is_multiple_of(16));

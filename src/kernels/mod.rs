@@ -7,10 +7,46 @@
 mod contract;
 pub(crate) mod flash_fwd;
 pub(crate) mod matmul;
+pub(crate) mod mods;
 pub(crate) mod softmax_rows;
 
 use crate::error::{Error, Result};
 use crate::gpu::{Gpu, Tensor};
+use crate::problem::DType;
+
+/// How a kernel reads a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Stored {
+    F32,
+    /// As the type that the device has.
+    F16,
+    /// Two to a word.
+    F16Packed,
+    /// Two to a word.
+    Bf16,
+}
+
+impl Stored {
+    /// How a device with these features reads a type. Integers are read as they are, by kernels that know of them.
+    pub(crate) fn of(dtype: DType, features: wgpu::Features) -> Self {
+        match dtype {
+            DType::F32 | DType::U32 => Self::F32,
+            DType::F16 if features.contains(wgpu::Features::SHADER_F16) => Self::F16,
+            DType::F16 => Self::F16Packed,
+            DType::Bf16 => Self::Bf16,
+        }
+    }
+
+    /// The alternative of the text `stored`.
+    pub(crate) fn alternative(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::F16Packed => "f16_packed",
+            Self::Bf16 => "bf16",
+        }
+    }
+}
 
 /// Where a tensor's matrices lie in the window that a kernel sees, in elements: `struct Strides` of the WGSL.
 ///
@@ -39,6 +75,9 @@ impl Strides {
         }
         Self::new(gpu, tensor, [outer, inner, row])
     }
+
+    /// Nothing: for a tensor that there isn't.
+    pub(crate) const NONE: Self = Self { offset: 0, outer: 0, inner: 0, row: 0 };
 
     /// Of a tensor (outer, inner, rows): one number a row.
     pub(crate) fn of_vectors(gpu: &Gpu, name: &str, tensor: &Tensor) -> Result<Self> {

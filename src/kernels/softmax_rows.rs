@@ -28,7 +28,7 @@ impl Variant {
             workgroup_size: [self.threads, 1, 1],
             workgroup_bytes: self.workgroup_bytes(),
             params_bytes: size_of::<Params>() as u32,
-            storage: &[Access::ReadWrite, Access::ReadWrite],
+            storage: vec![(1, Access::ReadWrite), (2, Access::ReadWrite)],
             features: wgpu::Features::empty(),
         }
     }

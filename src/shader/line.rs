@@ -43,7 +43,6 @@ impl Expanded {
     }
 
     /// Where a line of the text, counted from 1 as naga does, comes from.
-    #[cfg_attr(not(test), expect(dead_code, reason = "so far only tests look into the errors of naga"))]
     pub(crate) fn origin(&self, line: usize) -> Option<Origin> {
         self.origins.get(line.checked_sub(1)?).copied()
     }
@@ -62,7 +61,10 @@ pub(super) struct Line {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Directive {
     Include {
+        /// What the slot, or the file, is called.
         name: String,
+        /// The name that this inclusion goes by, for a text that is included several times.
+        instance: Option<String>,
         default: Option<String>,
     },
     Spec,
@@ -85,6 +87,24 @@ impl Line {
     pub(super) fn replace(&mut self, range: Range<usize>, code: &str) {
         self.text.replace_range(range.clone(), code);
         self.code.replace_range(range, code);
+    }
+
+    /// Gives every word that is `from` or begins with `from_` the beginning `to`; likewise in capitals.
+    pub(super) fn rename(&mut self, from: &str, to: &str) {
+        let (from_const, to_const) = (from.to_uppercase(), to.to_uppercase());
+        let begins = |word: &str, with: &str| {
+            word.strip_prefix(with).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
+        };
+        let edits: Vec<(usize, usize, &str)> = tokens(&self.code)
+            .filter_map(|(at, word)| {
+                let pairs = [(from, to), (from_const.as_str(), to_const.as_str())];
+                let (with, by) = pairs.into_iter().find(|(with, _)| begins(word, with))?;
+                Some((at, with.len(), by))
+            })
+            .collect();
+        for (at, len, by) in edits.into_iter().rev() {
+            self.replace(at..at + len, by);
+        }
     }
 
     pub(super) fn end_line(&mut self) {
@@ -151,10 +171,17 @@ fn parse_directive(comment: &str, alone: bool) -> Option<Directive> {
                 Some((name, default)) => (name.trim(), Some(default.trim())),
                 None => (rest.trim(), None),
             };
-            if is_word(name) && default.is_none_or(is_word) {
-                Directive::Include { name: name.to_owned(), default: default.map(str::to_owned) }
+            let (name, instance) = match name.split_once(" as ") {
+                Some((name, instance)) => (name.trim(), Some(instance.trim())),
+                None => (name, None),
+            };
+            if is_word(name) && instance.is_none_or(is_word) && default.is_none_or(is_word) {
+                let [instance, default] = [instance, default].map(|word| word.map(str::to_owned));
+                Directive::Include { name: name.to_owned(), instance, default }
             } else {
-                malformed("expected `// @include NAME` or `// @include SLOT = DEFAULT`")
+                malformed(
+                    "expected `// @include NAME`, `// @include SLOT = DEFAULT` or `// @include NAME as SLOT = DEFAULT`",
+                )
             }
         }
         _ => malformed("unknown directive; there are @include, @spec and @unroll"),

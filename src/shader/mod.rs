@@ -8,6 +8,8 @@
 //! 1. `// @include NAME`, on a line of its own, becomes the text of `common/NAME.wgsl`.
 //! 2. `// @include SLOT = DEFAULT` becomes `common/SLOT_ALTERNATIVE.wgsl`: the alternative that the recipe names for
 //!    this slot, or else the default. Without ` = DEFAULT` the recipe decides, or else it's a plain include.
+//!    `// @include NAME as SLOT = DEFAULT` takes `common/NAME_ALTERNATIVE.wgsl` and calls what the file calls `NAME` or `NAME_..`
+//!    by the slot's name, so that several tensors can each have their own copy. A slot may also be filled with a user's text.
 //! 3. `// @spec`, behind `const NAME: TYPE = VALUE;` or `alias NAME = TYPE;` at module scope: the recipe may replace
 //!    what is right of the `=`. Words after `@spec` describe the constant.
 //! 4. `// @unroll`, on the line before a `for`: the body is repeated, each time in a block of its own and with the
@@ -49,14 +51,14 @@ mod spec;
 mod tests;
 mod unroll;
 
+pub(crate) use library::Library;
+pub(crate) use line::Expanded;
 pub(crate) use recipe::Recipe;
 
 // What the tests look at besides; lift the `cfg` from what the library comes to need.
 #[cfg(test)]
 pub(crate) use {
     inspect::{includes, module_consts, spec_defaults},
-    library::Library,
-    line::Expanded,
     recipe::Value,
 };
 

@@ -8,6 +8,7 @@ use super::{spec, unroll};
 use crate::{Error, Result};
 use core::fmt;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Everything baked into one kernel's text. Two equal recipes give the same text, so this is what pipelines are cached
 /// by.
@@ -15,7 +16,9 @@ use std::collections::BTreeMap;
 pub(crate) struct Recipe {
     stem: &'static str,
     specs: BTreeMap<&'static str, Value>,
-    slots: BTreeMap<&'static str, &'static str>,
+    slots: BTreeMap<&'static str, Filling>,
+    /// Whether tensors that are only read are bound as if they were written.
+    read_write: bool,
     /// The first name that was set twice: an error once the text is asked for.
     repeated: Option<&'static str>,
 }
@@ -23,7 +26,7 @@ pub(crate) struct Recipe {
 impl Recipe {
     /// The kernel file `STEM.wgsl` as it stands.
     pub(crate) fn new(stem: &'static str) -> Self {
-        Self { stem, specs: BTreeMap::new(), slots: BTreeMap::new(), repeated: None }
+        Self { stem, specs: BTreeMap::new(), slots: BTreeMap::new(), read_write: false, repeated: None }
     }
 
     /// Replaces the value of `const NAME: TYPE = VALUE; // @spec`, or the type of `alias NAME = TYPE; // @spec`.
@@ -35,8 +38,23 @@ impl Recipe {
     }
 
     /// Has `// @include SLOT` take `common/SLOT_ALTERNATIVE.wgsl`.
-    pub(crate) fn slot(mut self, slot: &'static str, alternative: &'static str) -> Self {
-        if self.slots.insert(slot, alternative).is_some() {
+    pub(crate) fn slot(self, slot: &'static str, alternative: &'static str) -> Self {
+        self.fill(slot, Filling::Alternative(alternative))
+    }
+
+    /// Has `// @include SLOT` take a text that isn't ours, as it stands: nothing in it is a directive.
+    pub(crate) fn text(self, slot: &'static str, text: &Arc<str>) -> Self {
+        self.fill(slot, Filling::Text(Arc::clone(text)))
+    }
+
+    /// Declares the tensors of `// @include NAME as SLOT` as read and written, though they are only read: one buffer can't be bound
+    /// in both ways by one dispatch, so this is for inputs that lie in the buffer of an output.
+    pub(crate) fn read_write(self) -> Self {
+        Self { read_write: true, ..self }
+    }
+
+    fn fill(mut self, slot: &'static str, filling: Filling) -> Self {
+        if self.slots.insert(slot, filling).is_some() {
             self.repeated.get_or_insert(slot);
         }
         self
@@ -50,6 +68,7 @@ impl Recipe {
     pub(crate) fn label(&self) -> String {
         let specs = self.specs.iter().map(|(name, value)| format!("{name}={value}"));
         let choices: Vec<String> = specs.chain(self.slots.iter().map(|(slot, it)| format!("{slot}={it}"))).collect();
+        let choices = if self.read_write { [choices, vec!["read_write".to_owned()]].concat() } else { choices };
         if choices.is_empty() { self.stem.to_owned() } else { format!("{}[{}]", self.stem, choices.join(",")) }
     }
 
@@ -68,9 +87,27 @@ impl Recipe {
             let paths = library.paths().collect::<Vec<_>>().join(", ");
             Error::invalid(format!("there is no {path} among the kernel files: {paths}"))
         })?;
-        let mut lines = include(library, file, &self.slots)?;
+        let mut lines = include(library, file, &self.slots, self.read_write)?;
         spec::apply(&mut lines, &path, &self.specs)?;
         Ok(Expanded::of(&unroll::unroll(&lines)?))
+    }
+}
+
+/// What a slot is filled with.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum Filling {
+    /// `common/SLOT_ALTERNATIVE.wgsl`.
+    Alternative(&'static str),
+    /// A text of the user's.
+    Text(Arc<str>),
+}
+
+impl fmt::Display for Filling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Alternative(alternative) => alternative,
+            Self::Text(_) => "user",
+        })
     }
 }
 

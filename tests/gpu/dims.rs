@@ -3,7 +3,7 @@
 
 use tilewise::{Align, Dims, Error, wgpu};
 
-use super::support::{Inputs, MASKS, Setup, bits, engines, one_head, plans, with_limits};
+use super::support::{MASKS, Setup, Tensors, bits, engines, one_head, plans, with_limits};
 
 const DIMS: [usize; 18] = [1, 2, 3, 5, 8, 20, 32, 40, 63, 64, 72, 80, 96, 128, 160, 192, 256, 512];
 
@@ -67,7 +67,7 @@ fn groups_equal_repeated_heads() {
     let mut more = data.clone();
     (more.k, more.v) = (repeat(&data.k), repeat(&data.v));
     for engine in engines() {
-        let (few, many) = (Inputs::amid_nan(engine, &dims, &data), Inputs::amid_nan(engine, &repeated, &more));
+        let (few, many) = (Tensors::amid_nan(engine, &dims, &data), Tensors::amid_nan(engine, &repeated, &more));
         for (one, other) in plans(engine, &grouped.problem()).iter().zip(&plans(engine, &expanded.problem())) {
             assert_eq!(one.kernels(), other.kernels());
             let (one, other) = (few.run(engine, one), many.run(engine, other));
@@ -96,7 +96,7 @@ fn more_workgroups_than_an_axis_has() {
     }
     // Past the square of it, an error that says so.
     let setup = Setup::new(Dims::square(1, 170, 1, 1), None);
-    let inputs = Inputs::amid_nan(&engine, &setup.dims, &setup.data());
+    let inputs = Tensors::amid_nan(&engine, &setup.dims, &setup.data());
     let error = engine.attention(&inputs.q, &inputs.k, &inputs.v, &setup.options()).unwrap_err();
     assert!(matches!(error, Error::Unsupported { needed: 170, available: 169, .. }), "{error}");
 }

@@ -2,10 +2,11 @@
 //! is allocated or dispatched for it, and the engine is as usable afterwards.
 
 use tilewise::{
-    Attention, AttentionOutput, Bindings, Dims, Engine, Error, LimitsChoice, Path, Plan, Problem, Tensor, wgpu,
+    Attention, AttentionOutput, Bindings, DType, Dims, Engine, Error, Inputs, LimitsChoice, Path, Plan, Problem,
+    Tensor, wgpu,
 };
 
-use super::support::{Setup, engines, one_head, open, with_limits};
+use super::support::{Setup, bits, engines, one_head, open, random, with_limits};
 
 /// Fails unless the error is the caller's and its message has all the words.
 #[track_caller]
@@ -41,7 +42,7 @@ fn assert_usable(engine: &Engine) {
 }
 
 fn attention(engine: &Engine, shapes: [&[usize]; 3], options: &Attention) -> tilewise::Result<AttentionOutput> {
-    let [q, k, v] = shapes.map(|shape| engine.alloc(shape).unwrap());
+    let [q, k, v] = shapes.map(|shape| engine.alloc(DType::F32, shape).unwrap());
     engine.attention(&q, &k, &v, options)
 }
 
@@ -85,13 +86,13 @@ fn bound(engine: &Engine, path: Path) -> (Plan, [Tensor; 5], Option<Tensor>) {
     let plan = engine.plan_by(path, &Problem::new(dims, Attention::full()).unwrap()).unwrap();
     let shapes: [&[usize]; 5] = [&[2, 4, 3, 8], &[2, 2, 5, 8], &[2, 2, 5, 6], &[2, 4, 3, 6], &[2, 4, 3]];
     let workspace = engine.alloc_workspace(&plan).unwrap();
-    (plan, shapes.map(|shape| engine.alloc(shape).unwrap()), workspace)
+    (plan, shapes.map(|shape| engine.alloc(DType::F32, shape).unwrap()), workspace)
 }
 
 fn record(engine: &Engine, plan: &Plan, tensors: &[Tensor; 5], workspace: Option<&Tensor>) -> tilewise::Result<()> {
     let [q, k, v, o, lse] = tensors;
     let mut encoder = engine.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
-    plan.record(&mut encoder, &Bindings { q, k, v, o, lse, workspace })
+    plan.record(&mut encoder, &Bindings { inputs: Inputs::new(q, k, v), o, lse, workspace })
 }
 
 #[test]
@@ -102,9 +103,9 @@ fn tensors_that_are_not_the_plans() {
             record(engine, &plan, &tensors, workspace.as_ref()).unwrap();
             for (at, name) in ["q", "k", "v", "o", "lse"].into_iter().enumerate() {
                 let mut other = tensors.clone();
-                other[at] = engine.alloc([2, 4, 3, 7]).unwrap();
+                other[at] = engine.alloc(DType::F32, [2, 4, 3, 7]).unwrap();
                 let shape = format!("{:?}", tensors[at].shape());
-                let words = [&format!("{name} of shape [2, 4, 3, 7]"), shape.as_str()];
+                let words = [&format!("{name} of f32 and shape [2, 4, 3, 7]"), shape.as_str()];
                 assert_invalid(record(engine, &plan, &other, workspace.as_ref()), &words);
             }
             assert_usable(engine);
@@ -112,35 +113,66 @@ fn tensors_that_are_not_the_plans() {
     }
 }
 
-/// Outputs in the buffer of an input, of each other, or of the scratch memory: overlapping or beside it.
+/// Outputs over an input, over each other, or in the scratch memory.
 #[test]
 fn outputs_where_other_tensors_lie() {
     for engine in engines() {
-        let (plan, tensors, workspace) = bound(engine, Path::Naive);
-        let within = |elems: usize, at: usize, shape: &[usize]| {
-            let shared = engine.alloc([elems]).unwrap();
-            engine.borrow(shared.raw_buffer().clone(), at, shape).unwrap()
-        };
         let beside = |tensor: &Tensor, at: usize, shape: &[usize]| {
-            engine.borrow(tensor.raw_buffer().clone(), at, shape).unwrap()
+            engine.borrow(tensor.raw_buffer().clone(), DType::F32, at, shape).unwrap()
         };
-        // q is as large as o is: an output over the whole of it, or over its end.
-        let mut case = tensors.clone();
-        case[3] = beside(&tensors[0], 0, &[2, 4, 3, 6]);
-        assert_invalid(record(engine, &plan, &case, workspace.as_ref()), &["o overlaps q"]);
-        case[3] = tensors[3].clone();
-        case[4] = beside(&tensors[0], 100, &[2, 4, 3]);
-        assert_invalid(record(engine, &plan, &case, workspace.as_ref()), &["lse overlaps q"]);
-        let mut case = tensors.clone();
-        case[2] = within(400, 0, &[2, 2, 5, 6]);
-        case[3] = beside(&case[2], 200, &[2, 4, 3, 6]);
-        assert_invalid(record(engine, &plan, &case, workspace.as_ref()), &["o lies in the buffer of v"]);
-        case[4] = beside(&case[2], 374, &[2, 4, 3]);
-        case[2] = tensors[2].clone();
-        assert_invalid(record(engine, &plan, &case, workspace.as_ref()), &["lse lies in the buffer of o"]);
-        let case = tensors.clone();
-        assert_invalid(record(engine, &plan, &case, Some(&case[3])), &["workspace overlaps o"]);
+        let shared = engine.alloc(DType::F32, [400]).unwrap();
+        for path in [Path::Auto, Path::Naive] {
+            let (plan, tensors, workspace) = bound(engine, path);
+            let refused = |case: &[Tensor; 5], workspace: Option<&Tensor>, word: &str| {
+                assert_invalid(record(engine, &plan, case, workspace), &[word]);
+            };
+            // q is as large as o is: an output over the whole of it, or over its end.
+            let mut case = tensors.clone();
+            case[3] = beside(&tensors[0], 0, &[2, 4, 3, 6]);
+            refused(&case, workspace.as_ref(), "o overlaps q");
+            case[3] = tensors[3].clone();
+            case[4] = beside(&tensors[0], 100, &[2, 4, 3]);
+            refused(&case, workspace.as_ref(), "lse overlaps q");
+            case[3] = beside(&shared, 0, &[2, 4, 3, 6]);
+            case[4] = beside(&shared, 143, &[2, 4, 3]);
+            refused(&case, workspace.as_ref(), "lse overlaps o");
+            refused(&tensors, Some(&tensors[3]), "workspace overlaps o");
+        }
+        // Naive attention binds inputs to be read alone.
+        let (plan, mut case, workspace) = bound(engine, Path::Naive);
+        case[2] = beside(&shared, 0, &[2, 2, 5, 6]);
+        case[3] = beside(&shared, 200, &[2, 4, 3, 6]);
+        assert_invalid(record(engine, &plan, &case, workspace.as_ref()), &["in the buffer of an input, naive"]);
         assert_usable(engine);
+    }
+}
+
+/// One buffer for everything, as apps with an arena of their own have: what matters is that nothing overlaps.
+#[test]
+fn outputs_in_the_buffer_of_the_inputs() {
+    for engine in engines() {
+        let (plan, tensors, _) = bound(engine, Path::Auto);
+        let lens = tensors.each_ref().map(Tensor::elems);
+        let starts = [0, 1, 2, 3, 4].map(|at| 3 + lens[..at].iter().sum::<usize>());
+        let contents = random(5, 1.0, starts[4] + lens[4] + 9);
+        let arena = engine.upload(&contents, [contents.len()]).unwrap();
+        let place =
+            |at: usize| engine.borrow(arena.raw_buffer().clone(), DType::F32, starts[at], tensors[at].shape()).unwrap();
+        let within = [0, 1, 2, 3, 4].map(place);
+        let apart = [0, 1, 2]
+            .map(|at| engine.upload(&contents[starts[at]..starts[at] + lens[at]], tensors[at].shape()).unwrap());
+        let expected = engine.attention(&apart[0], &apart[1], &apart[2], &Attention::full()).unwrap();
+
+        let mut encoder = engine.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+        let [q, k, v, o, lse] = &within;
+        plan.record(&mut encoder, &Bindings { inputs: Inputs::new(q, k, v), o, lse, workspace: None }).unwrap();
+        engine.queue().submit([encoder.finish()]);
+        assert_eq!(bits(&o.read().unwrap()), bits(&expected.o.read().unwrap()));
+        assert_eq!(bits(&lse.read().unwrap()), bits(&expected.lse.read().unwrap()));
+        // All else is as it was.
+        let after = arena.read().unwrap();
+        assert_eq!(bits(&after[..starts[3]]), bits(&contents[..starts[3]]));
+        assert_eq!(bits(&after[starts[4] + lens[4]..]), bits(&contents[starts[4] + lens[4]..]));
     }
 }
 
@@ -161,7 +193,7 @@ fn tensors_of_another_engine() {
     for engine in engines() {
         for at in 0..5 {
             let (plan, mut tensors, _) = bound(engine, Path::Auto);
-            tensors[at] = other.alloc(tensors[at].shape()).unwrap();
+            tensors[at] = other.alloc(DType::F32, tensors[at].shape()).unwrap();
             assert_invalid(record(engine, &plan, &tensors, None), &["different engines"]);
         }
         assert_usable(engine);
@@ -183,15 +215,18 @@ fn data_and_views_that_do_not_fit() {
         assert_invalid(x.unflatten(1, 0), &["0 parts"]);
         assert_invalid(x.unflatten(0, 2).unwrap().heads(2), &["[2, 1, 3, 4]"]);
         let buffer = || x.raw_buffer().clone();
-        assert_invalid(engine.borrow(buffer(), 1, [24]), &["[24]", "element 1", "24 f32"]);
-        assert_invalid(engine.borrow(buffer(), usize::MAX, [24]), &["[24]"]);
+        assert_invalid(engine.borrow(buffer(), DType::F32, 1, [24]), &["[24]", "element 1", "24 f32"]);
+        assert_invalid(engine.borrow(buffer(), DType::F32, usize::MAX, [24]), &["[24]"]);
         let descriptor = wgpu::BufferDescriptor {
             label: None,
             size: 64,
             usage: wgpu::BufferUsages::COPY_DST,
             mapped_at_creation: false,
         };
-        assert_invalid(engine.borrow(engine.device().create_buffer(&descriptor), 0, [4]), &["COPY_DST", "STORAGE"]);
+        assert_invalid(
+            engine.borrow(engine.device().create_buffer(&descriptor), DType::F32, 0, [4]),
+            &["COPY_DST", "STORAGE"],
+        );
         assert_usable(engine);
     }
 }
@@ -209,7 +244,7 @@ fn huge_sizes_beside_a_zero() {
 #[test]
 fn products_and_rows_that_do_not_fit() {
     for engine in engines() {
-        let t = |shape: &[usize]| engine.alloc(shape).unwrap();
+        let t = |shape: &[usize]| engine.alloc(DType::F32, shape).unwrap();
         assert_invalid(engine.matmul(&t(&[2, 3]), &t(&[4, 5])), &["[2, 3]", "[4, 5]"]);
         assert_invalid(engine.matmul_transposed(&t(&[2, 3]), &t(&[3, 4])), &["[2, 3]", "[3, 4]"]);
         assert_invalid(engine.matmul(&t(&[2, 2, 3]), &t(&[3, 5])), &["[2, 2, 3]", "[3, 5]"]);
@@ -225,10 +260,11 @@ fn products_and_rows_that_do_not_fit() {
 #[test]
 fn values_wider_than_any_kernel() {
     for engine in engines() {
-        let (q, v) = (engine.alloc([1, 1, 2, 4]).unwrap(), engine.alloc([1, 1, 2, 513]).unwrap());
+        let (q, v) =
+            (engine.alloc(DType::F32, [1, 1, 2, 4]).unwrap(), engine.alloc(DType::F32, [1, 1, 2, 513]).unwrap());
         assert_unsupported(engine.attention(&q, &q, &v, &Attention::full()), "value_dim", (513, 512));
         // Naive has no such limit.
-        engine.attention_by(Path::Naive, &q, &q, &v, &Attention::full()).unwrap();
+        engine.attention_by(Path::Naive, &Inputs::new(&q, &q, &v), &Attention::full()).unwrap();
         assert_usable(engine);
     }
 }
@@ -248,7 +284,7 @@ fn sizes_over_the_devices_limits() {
     assert!(engine.plan(&problem).is_ok(), "tiled needs no scores");
     // A buffer that is larger than any may be.
     let elems = (268_435_456 / 4) + 4;
-    assert_unsupported(engine.alloc([elems]), "one buffer", (268_435_472, 268_435_456));
+    assert_unsupported(engine.alloc(DType::F32, [elems]), "one buffer", (268_435_472, 268_435_456));
     assert_eq!((engine.memory().live_bytes(), engine.memory().peak_bytes()), (0, 0));
     assert_usable(&engine);
 }
@@ -258,11 +294,11 @@ fn sizes_over_the_devices_limits() {
 fn views_over_one_binding() {
     let limits = wgpu::Limits { max_storage_buffer_binding_size: 1 << 20, ..wgpu::Limits::default() };
     let Some(engine) = with_limits(limits) else { return };
-    let q = engine.alloc([1, 1, 1, 64]).unwrap();
-    let k = engine.alloc([1, 1, 8192, 64]).unwrap();
+    let q = engine.alloc(DType::F32, [1, 1, 1, 64]).unwrap();
+    let k = engine.alloc(DType::F32, [1, 1, 8192, 64]).unwrap();
     assert_unsupported(engine.attention(&q, &k, &k, &Attention::full()), "binding (k)", (2 << 20, 1 << 20));
     // Each batch entry is far from the next: a small tensor that spans much.
-    let wide = engine.alloc([2, 8192, 64]).unwrap().slice(1, 0..4).unwrap().heads(1).unwrap();
+    let wide = engine.alloc(DType::F32, [2, 8192, 64]).unwrap().slice(1, 0..4).unwrap().heads(1).unwrap();
     let error = engine.attention(&wide, &wide, &wide, &Attention::full());
     assert!(matches!(error, Err(Error::Unsupported { available: 1_048_576, .. })), "{error:?}");
     // Half of it fits.

@@ -3,10 +3,10 @@
 
 use core::f64::consts::LN_2;
 
-use tilewise::{Align, Attention, Dims, Error, LimitsChoice, Path, Problem, wgpu};
+use tilewise::{Align, Attention, DType, Dims, Error, Inputs, LimitsChoice, Path, Problem, wgpu};
 
 use super::support::{
-    Data, Inputs, MASKS, Results, Setup, amid_nan, assert_close, bits, engines, one_head, open, plans, random,
+    Data, MASKS, Results, Setup, Tensors, amid_nan, assert_close, bits, engines, one_head, open, plans, random,
     with_limits,
 };
 
@@ -15,7 +15,7 @@ const NONE: f64 = f64::NEG_INFINITY;
 /// Runs every plan on both engines.
 fn run_all(setup: &Setup, data: &Data, check: impl Fn(&Results, &str)) {
     for engine in engines() {
-        let inputs = Inputs::amid_nan(engine, &setup.dims, data);
+        let inputs = Tensors::amid_nan(engine, &setup.dims, data);
         for plan in plans(engine, &setup.problem()) {
             check(&inputs.run(engine, &plan), &format!("{:?}", plan.kernels()));
         }
@@ -34,7 +34,7 @@ fn a1_a_row_without_keys_leaves_the_others_alone() {
     let fewer = Setup::new(one_head(2, 2, 2, 2), Some(Align::BottomRight));
     let rest = Data { q: all.q[2..].to_vec(), ..all.clone() };
     for engine in engines() {
-        let (all, rest) = (Inputs::amid_nan(engine, &setup.dims, &all), Inputs::amid_nan(engine, &fewer.dims, &rest));
+        let (all, rest) = (Tensors::amid_nan(engine, &setup.dims, &all), Tensors::amid_nan(engine, &fewer.dims, &rest));
         for (plan, other) in plans(engine, &setup.problem()).iter().zip(plans(engine, &fewer.problem())) {
             let (all, rest) = (all.run(engine, plan), rest.run(engine, &other));
             assert_eq!((&all.0[..2], all.1[0]), (&[0.0, 0.0][..], f32::NEG_INFINITY), "{:?}", plan.kernels());
@@ -60,9 +60,10 @@ fn a7_no_keys() {
             assert_eq!((o.as_slice(), lse.as_slice()), (&[0.0; 48][..], &[f32::NEG_INFINITY; 6][..]), "{what}");
         });
         for engine in engines() {
-            let (q, kv) = (engine.alloc([1, 2, 3, 8]).unwrap(), engine.alloc([1, 2, 0, 8]).unwrap());
+            let (q, kv) =
+                (engine.alloc(DType::F32, [1, 2, 3, 8]).unwrap(), engine.alloc(DType::F32, [1, 2, 0, 8]).unwrap());
             for path in [Path::Auto, Path::Naive] {
-                let out = engine.attention_by(path, &q, &kv, &kv, &setup.options()).unwrap();
+                let out = engine.attention_by(path, &Inputs::new(&q, &kv, &kv), &setup.options()).unwrap();
                 assert_eq!(out.o.read().unwrap(), [0.0; 48]);
             }
         }
@@ -73,10 +74,10 @@ fn a7_no_keys() {
 fn a8_no_batch_entries_and_no_queries() {
     for engine in engines() {
         for (q_shape, kv_shape) in [([0, 4, 8, 16], [0, 4, 8, 16]), ([1, 4, 0, 16], [1, 4, 8, 16])] {
-            let (q, kv) = (engine.alloc(q_shape).unwrap(), engine.alloc(kv_shape).unwrap());
+            let (q, kv) = (engine.alloc(DType::F32, q_shape).unwrap(), engine.alloc(DType::F32, kv_shape).unwrap());
             for path in [Path::Auto, Path::Naive] {
                 for options in [Attention::full(), Attention::causal()] {
-                    let out = engine.attention_by(path, &q, &kv, &kv, &options).unwrap();
+                    let out = engine.attention_by(path, &Inputs::new(&q, &kv, &kv), &options).unwrap();
                     assert_eq!((out.o.shape(), out.lse.shape()), (&q_shape[..], &q_shape[..3]));
                     assert_eq!((out.o.read().unwrap().len(), out.lse.read().unwrap().len()), (0, 0));
                 }
@@ -137,13 +138,13 @@ fn c8_every_head_is_computed() {
     let all = setup.data();
     let single = Setup { dims: Dims::square(1, 1, 16, 32), ..setup };
     for engine in engines() {
-        let inputs = Inputs::amid_nan(engine, &setup.dims, &all);
+        let inputs = Tensors::amid_nan(engine, &setup.dims, &all);
         for (plan, other) in plans(engine, &setup.problem()).iter().zip(plans(engine, &single.problem())) {
             let (o, lse) = inputs.run(engine, plan);
             for head in 0..8 {
                 let part = |x: &[f32]| x[head * 512..(head + 1) * 512].to_vec();
                 let one = Data { q: part(&all.q), k: part(&all.k), v: part(&all.v) };
-                let one = Inputs::amid_nan(engine, &single.dims, &one).run(engine, &other);
+                let one = Tensors::amid_nan(engine, &single.dims, &one).run(engine, &other);
                 assert_eq!(bits(&one.0), bits(&part(&o)), "head {head} of {:?}", plan.kernels());
                 assert_eq!(bits(&one.1), bits(&lse[head * 16..(head + 1) * 16]), "head {head} of {:?}", plan.kernels());
             }
@@ -212,7 +213,7 @@ fn f1_views_of_one_fused_buffer() {
         let whole = amid_nan(engine, &fused, &[2, 5, 36]);
         let view = |which: usize| whole.slice(2, 12 * which..12 * (which + 1)).unwrap().heads(3).unwrap();
         let (views, dense) =
-            (Inputs { q: view(0), k: view(1), v: view(2) }, Inputs::amid_nan(engine, &setup.dims, &data));
+            (Tensors { q: view(0), k: view(1), v: view(2) }, Tensors::amid_nan(engine, &setup.dims, &data));
         for plan in plans(engine, &setup.problem()) {
             let (one, other) = (views.run(engine, &plan), dense.run(engine, &plan));
             assert_eq!((bits(&one.0), bits(&one.1)), (bits(&other.0), bits(&other.1)), "{:?}", plan.kernels());
@@ -231,9 +232,9 @@ fn f7_offsets_that_no_binding_may_have() {
     pool[65..93].copy_from_slice(&data.v);
     for engine in engines() {
         let pool = engine.upload(&pool, [100]).unwrap();
-        let at = |from, shape: [usize; 4]| engine.borrow(pool.raw_buffer().clone(), from, shape).unwrap();
+        let at = |from, shape: [usize; 4]| engine.borrow(pool.raw_buffer().clone(), DType::F32, from, shape).unwrap();
         let q = amid_nan(engine, &data.q, &[1, 1, 4, 8]);
-        let inputs = Inputs { q, k: at(3, [1, 1, 7, 8]), v: at(65, [1, 1, 7, 4]) };
+        let inputs = Tensors { q, k: at(3, [1, 1, 7, 8]), v: at(65, [1, 1, 7, 4]) };
         for plan in plans(engine, &setup.problem()) {
             super::support::assert_matches(&inputs.run(engine, &plan), &expected, &plan.explain());
         }
@@ -256,7 +257,7 @@ fn j2_tiles_are_not_overwritten_while_read() {
     let setup = Setup::new(one_head(64, 520, 64, 64), None);
     let data = setup.data();
     for engine in engines() {
-        let inputs = Inputs::amid_nan(engine, &setup.dims, &data);
+        let inputs = Tensors::amid_nan(engine, &setup.dims, &data);
         let plan = engine.plan(&setup.problem()).unwrap();
         let first = inputs.run(engine, &plan);
         super::support::assert_matches(&first, &setup.reference(&data), &plan.explain());
@@ -269,9 +270,9 @@ fn j2_tiles_are_not_overwritten_while_read() {
 #[test]
 fn k5_a_score_matrix_over_the_limit() {
     let Some(engine) = open(LimitsChoice::Default) else { return };
-    let x = engine.alloc([1, 1, 8192, 2]).unwrap();
+    let x = engine.alloc(DType::F32, [1, 1, 8192, 2]).unwrap();
     let before = engine.memory();
-    let error = engine.attention_by(Path::Naive, &x, &x, &x, &Attention::full()).unwrap_err();
+    let error = engine.attention_by(Path::Naive, &Inputs::new(&x, &x, &x), &Attention::full()).unwrap_err();
     assert!(matches!(error, Error::Unsupported { needed: 268_435_456, .. }), "{error}");
     assert_eq!(engine.memory(), before);
     let setup = Setup::new(one_head(3, 5, 4, 4), None);

@@ -5,7 +5,7 @@ use core::f64::consts::LN_2;
 
 use tilewise::{Align, Dims};
 
-use super::support::{Data, Inputs, Setup, assert_close, engines, one_head, plans};
+use super::support::{Data, Setup, Tensors, assert_close, engines, one_head, plans};
 
 const NONE: f64 = f64::NEG_INFINITY;
 
@@ -20,7 +20,7 @@ struct Expected<'a> {
 fn check(setup: Setup, q: &[f32], k: &[f32], v: &[f32], expected: &Expected<'_>) {
     let data = Data { q: q.to_vec(), k: k.to_vec(), v: v.to_vec() };
     for engine in engines() {
-        let inputs = Inputs::amid_nan(engine, &setup.dims, &data);
+        let inputs = Tensors::amid_nan(engine, &setup.dims, &data);
         for plan in plans(engine, &setup.problem()) {
             let (o, lse) = inputs.run(engine, &plan);
             let what = format!("{setup:?} {:?}", plan.kernels());

@@ -12,6 +12,7 @@ mod field_cases;
 mod hand_worked;
 mod lengths;
 mod lifecycle;
+mod long;
 mod matmul;
 mod memory;
 mod poison;

@@ -52,6 +52,19 @@ fn batches() {
     }
 }
 
+/// So long that a software device gets it in several passes. Of positive terms: what is left out shows beyond the rounding.
+#[test]
+fn one_very_long_sum() {
+    const K: usize = 100_000;
+    let positive = |seed, len| random(seed, 1.0, len).iter().map(|x| x.abs()).collect::<Vec<_>>();
+    let (a, b) = (positive(1, 3 * K), positive(2, 2 * K));
+    let expected = reference::matmul_transposed(1, [3, K, 2], &a, &b).unwrap();
+    for engine in engines() {
+        let (a, b) = (amid_nan(engine, &a, &[3, K]), amid_nan(engine, &b, &[2, K]));
+        assert_product(&engine.matmul_transposed(&a, &b).unwrap(), &expected, K, "k = 100000");
+    }
+}
+
 #[test]
 fn one_long_sum() {
     for engine in engines() {

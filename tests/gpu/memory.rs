@@ -3,22 +3,22 @@
 //!
 //! Each test counts on a device of its own.
 
-use tilewise::{Align, AttentionOutput, Dims, Engine, LimitsChoice, Path, Purpose};
+use tilewise::{Align, AttentionOutput, Dims, Engine, Inputs, LimitsChoice, Path, Purpose};
 
-use super::support::{Inputs, Setup, one_head, open};
+use super::support::{Setup, Tensors, one_head, open};
 
-fn upload(engine: &Engine, setup: &Setup) -> Inputs {
+fn upload(engine: &Engine, setup: &Setup) -> Tensors {
     let Dims { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim } = setup.dims;
     let data = setup.data();
-    Inputs {
+    Tensors {
         q: engine.upload(&data.q, [batch, q_heads, q_len, head_dim]).unwrap(),
         k: engine.upload(&data.k, [batch, kv_heads, kv_len, head_dim]).unwrap(),
         v: engine.upload(&data.v, [batch, kv_heads, kv_len, value_dim]).unwrap(),
     }
 }
 
-fn attention(engine: &Engine, inputs: &Inputs, setup: &Setup, path: Path) -> AttentionOutput {
-    engine.attention_by(path, &inputs.q, &inputs.k, &inputs.v, &setup.options()).unwrap()
+fn attention(engine: &Engine, inputs: &Tensors, setup: &Setup, path: Path) -> AttentionOutput {
+    engine.attention_by(path, &Inputs::new(&inputs.q, &inputs.k, &inputs.v), &setup.options()).unwrap()
 }
 
 /// Bytes of the engine's buffers as wgpu's allocator has them, once no work is under way.

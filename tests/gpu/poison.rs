@@ -2,7 +2,7 @@
 
 use tilewise::{Align, Dims, Engine, Plan};
 
-use super::support::{Data, Inputs, Results, Setup, bits, engines, one_head, plans};
+use super::support::{Data, Results, Setup, Tensors, bits, engines, one_head, plans};
 
 const POISONS: [f32; 4] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX];
 
@@ -18,7 +18,7 @@ const OFFSET: usize = 10;
 fn compare(poisoned: &Data, zeroed: &Data, check: impl Fn(&Results, &Results, &str)) {
     let setup = setup();
     for engine in engines() {
-        let run = |data: &Data, plan: &Plan| Inputs::amid_nan(engine, &setup.dims, data).run(engine, plan);
+        let run = |data: &Data, plan: &Plan| Tensors::amid_nan(engine, &setup.dims, data).run(engine, plan);
         for plan in plans(engine, &setup.problem()) {
             check(&run(poisoned, &plan), &run(zeroed, &plan), &format!("{:?}", plan.kernels()));
         }
@@ -115,7 +115,7 @@ fn other_heads_and_batch_entries() {
     // Batch entry 1, head 0: the query heads 0 and 1 of the entry.
     poisoned.k[2 * 40 * 8..3 * 40 * 8].fill(f32::NAN);
     poisoned.v[2 * 40 * 5..3 * 40 * 5].fill(f32::NAN);
-    let run = |engine: &Engine, data: &Data, plan: &Plan| Inputs::amid_nan(engine, &dims, data).run(engine, plan);
+    let run = |engine: &Engine, data: &Data, plan: &Plan| Tensors::amid_nan(engine, &dims, data).run(engine, plan);
     for engine in engines() {
         for plan in plans(engine, &setup.problem()) {
             let (poisoned, clean) = (run(engine, &poisoned, &plan), run(engine, &clean, &plan));

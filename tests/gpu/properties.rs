@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use tilewise::{Align, Dims};
 
-use super::support::{Data, Inputs, MASKS, Setup, assert_close, engines, plans};
+use super::support::{Data, MASKS, Setup, Tensors, assert_close, engines, plans};
 
 fn setups() -> impl Strategy<Value = Setup> {
     let heads = (0..3usize, 1..4usize, 1..4usize);
@@ -44,7 +44,7 @@ proptest! {
         let data = setup.data();
         let data = Data { v: vec![1.0; data.v.len()], ..data };
         for engine in engines() {
-            let inputs = Inputs::amid_nan(engine, &setup.dims, &data);
+            let inputs = Tensors::amid_nan(engine, &setup.dims, &data);
             for plan in plans(engine, &setup.problem()) {
                 let (o, lse) = inputs.run(engine, &plan);
                 for (o, lse) in o.chunks(setup.dims.value_dim).zip(lse) {
@@ -64,7 +64,7 @@ proptest! {
         let data = setup.data();
         let tolerance = full.reference(&data).tolerance;
         for engine in engines() {
-            let inputs = Inputs::amid_nan(engine, &setup.dims, &data);
+            let inputs = Tensors::amid_nan(engine, &setup.dims, &data);
             for (full, causal) in plans(engine, &full.problem()).iter().zip(plans(engine, &causal.problem())) {
                 let (one, other) = (inputs.run(engine, full), inputs.run(engine, &causal));
                 let last = |o: &[f32]| o.chunks(value_dim).skip(q_len.max(1) - 1).step_by(q_len.max(1)).flatten().copied().collect::<Vec<_>>();

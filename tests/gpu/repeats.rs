@@ -2,9 +2,9 @@
 
 use core::ops::ControlFlow;
 
-use tilewise::{Align, Bindings, Dims, Engine, Error, Path, wgpu};
+use tilewise::{Align, Bindings, Dims, Engine, Error, Inputs, Path, wgpu};
 
-use super::support::{Guarded, Inputs, Results, Setup, bits, engines, one_head, plans};
+use super::support::{Guarded, Results, Setup, Tensors, bits, engines, one_head, plans};
 
 fn to_bits(results: &Results) -> (Vec<u32>, Vec<u32>) {
     (bits(&results.0), bits(&results.1))
@@ -15,7 +15,7 @@ fn to_bits(results: &Results) -> (Vec<u32>, Vec<u32>) {
 fn a_hundred_runs() {
     let setup = Setup::new(Dims { q_heads: 4, kv_heads: 2, ..one_head(70, 260, 20, 20) }, Some(Align::BottomRight));
     for engine in engines() {
-        let inputs = Inputs::amid_nan(engine, &setup.dims, &setup.data());
+        let inputs = Tensors::amid_nan(engine, &setup.dims, &setup.data());
         for path in [Path::Auto, Path::Naive] {
             let plan = engine.plan_by(path, &setup.problem()).unwrap();
             let first = to_bits(&inputs.run(engine, &plan));
@@ -30,7 +30,7 @@ fn a_hundred_runs() {
 fn ten_runs_of_every_plan() {
     let setup = Setup::new(Dims { q_heads: 2, ..one_head(129, 257, 20, 20) }, None);
     for engine in engines() {
-        let inputs = Inputs::amid_nan(engine, &setup.dims, &setup.data());
+        let inputs = Tensors::amid_nan(engine, &setup.dims, &setup.data());
         for plan in plans(engine, &setup.problem()) {
             let first = to_bits(&inputs.run(engine, &plan));
             for run in 1..10 {
@@ -43,18 +43,19 @@ fn ten_runs_of_every_plan() {
 /// Runs a plan in short submissions and gives each report of progress.
 fn run(
     engine: &Engine,
-    inputs: &Inputs,
+    inputs: &Tensors,
     setup: &Setup,
     path: Path,
     stop_after: usize,
 ) -> (Results, Vec<f64>, tilewise::Result<()>) {
-    let Inputs { q, k, v } = inputs;
+    let Tensors { q, k, v } = inputs;
     let plan = engine.plan_by(path, &setup.problem()).unwrap();
     let Dims { batch, q_heads, q_len, value_dim, .. } = setup.dims;
     let (o, lse) =
         (Guarded::new(engine, &[batch, q_heads, q_len, value_dim]), Guarded::new(engine, &[batch, q_heads, q_len]));
     let workspace = engine.alloc_workspace(&plan).unwrap();
-    let bindings = Bindings { q, k, v, o: &o.tensor, lse: &lse.tensor, workspace: workspace.as_ref() };
+    let bindings =
+        Bindings { inputs: Inputs::new(q, k, v), o: &o.tensor, lse: &lse.tensor, workspace: workspace.as_ref() };
     let mut reports = Vec::new();
     let outcome = engine.run(&plan, &bindings, |done| {
         reports.push(done);
@@ -71,9 +72,10 @@ fn long_setup() -> Setup {
 fn in_parts() {
     let setup = long_setup();
     for engine in engines() {
-        let inputs = Inputs::amid_nan(engine, &setup.dims, &setup.data());
+        let inputs = Tensors::amid_nan(engine, &setup.dims, &setup.data());
         for path in [Path::Auto, Path::Naive] {
-            let whole = engine.attention_by(path, &inputs.q, &inputs.k, &inputs.v, &setup.options()).unwrap();
+            let whole =
+                engine.attention_by(path, &Inputs::new(&inputs.q, &inputs.k, &inputs.v), &setup.options()).unwrap();
             let whole = (whole.o.read().unwrap(), whole.lse.read().unwrap());
             let (parts, reports, outcome) = run(engine, &inputs, &setup, path, usize::MAX);
             assert_eq!(outcome, Ok(()));
@@ -88,7 +90,7 @@ fn in_parts() {
 fn cancelled_and_again() {
     let setup = long_setup();
     for engine in engines() {
-        let inputs = Inputs::amid_nan(engine, &setup.dims, &setup.data());
+        let inputs = Tensors::amid_nan(engine, &setup.dims, &setup.data());
         for path in [Path::Auto, Path::Naive] {
             let (part, reports, outcome) = run(engine, &inputs, &setup, path, 2);
             assert_eq!((outcome, reports.len()), (Err(Error::Cancelled), 2));
@@ -121,13 +123,17 @@ fn from_several_threads() {
 fn recorded_into_one_encoder() {
     let setup = Setup::new(Dims::square(1, 2, 33, 20), None);
     for engine in engines() {
-        let Inputs { q, k, v } = &Inputs::amid_nan(engine, &setup.dims, &setup.data());
+        let Tensors { q, k, v } = &Tensors::amid_nan(engine, &setup.dims, &setup.data());
         let plan = engine.plan(&setup.problem()).unwrap();
         let [first, second] = [(); 2].map(|()| engine.alloc_output(&plan).unwrap());
         let mut encoder = engine.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
-        let bindings = Bindings { q, k, v, o: &first.o, lse: &first.lse, workspace: None };
+        let bindings = Bindings { inputs: Inputs::new(q, k, v), o: &first.o, lse: &first.lse, workspace: None };
         plan.record(&mut encoder, &bindings).unwrap();
-        plan.record(&mut encoder, &Bindings { q: &first.o, o: &second.o, lse: &second.lse, ..bindings }).unwrap();
+        plan.record(
+            &mut encoder,
+            &Bindings { inputs: Inputs::new(&first.o, k, v), o: &second.o, lse: &second.lse, ..bindings },
+        )
+        .unwrap();
         engine.queue().submit([encoder.finish()]);
         let one = engine.attention(q, k, v, &setup.options()).unwrap();
         let two = engine.attention(&one.o, k, v, &setup.options()).unwrap();

@@ -4,7 +4,7 @@
 
 use tilewise::{Align, Attention, Dims, Engine, Path};
 
-use super::support::{Inputs, Setup, assert_close, assert_matches, one_head, random, with_default_limits};
+use super::support::{Setup, Tensors, assert_close, assert_matches, one_head, random, with_default_limits};
 
 /// The planner's choice against the reference.
 #[track_caller]
@@ -12,7 +12,7 @@ fn check(setup: &Setup, path: Path) {
     let Some(engine) = with_default_limits() else { return };
     let data = setup.data();
     let plan = engine.plan_by(path, &setup.problem()).unwrap();
-    let results = Inputs::amid_nan(engine, &setup.dims, &data).run(engine, &plan);
+    let results = Tensors::amid_nan(engine, &setup.dims, &data).run(engine, &plan);
     assert_matches(&results, &setup.reference(&data), &format!("{setup:?} {:?}", plan.kernels()));
 }
 
@@ -104,7 +104,7 @@ fn grouped_queries() {
 fn bits_repeat() {
     let Some(engine) = with_default_limits() else { return };
     let setup = Setup::new(one_head(33, 70, 20, 20), None);
-    let inputs = Inputs::amid_nan(engine, &setup.dims, &setup.data());
+    let inputs = Tensors::amid_nan(engine, &setup.dims, &setup.data());
     let run = || engine.attention(&inputs.q, &inputs.k, &inputs.v, &Attention::full()).unwrap().o.read().unwrap();
     let first = run();
     for _ in 0..5 {
@@ -121,7 +121,7 @@ fn nan_shows_in_its_row() {
     data.k[20 * 20] = f32::NAN; // rows 4 and up see key 20
     for path in [Path::Auto, Path::Naive] {
         let plan = engine.plan_by(path, &setup.problem()).unwrap();
-        let (o, lse) = Inputs::amid_nan(engine, &setup.dims, &data).run(engine, &plan);
+        let (o, lse) = Tensors::amid_nan(engine, &setup.dims, &data).run(engine, &plan);
         assert!(o.iter().enumerate().all(|(at, o)| o.is_nan() == (at / 20 >= 4)), "o by {path:?}");
         assert!(lse.iter().enumerate().all(|(row, lse)| lse.is_nan() == (row >= 4)), "lse by {path:?}: {lse:?}");
     }

@@ -6,8 +6,8 @@ use std::sync::OnceLock;
 use tilewise::reference::{self, Case, Output, Precision};
 use tilewise::wgpu::util::DeviceExt;
 use tilewise::{
-    Align, Attention, Bindings, DeviceFacts, Dims, Engine, EngineOptions, Error, GpuError, LimitsChoice, Path, Plan,
-    Problem, Tensor, wgpu,
+    Align, Attention, Bindings, DType, DeviceFacts, Dims, Engine, EngineOptions, Error, GpuError, Inputs, LimitsChoice,
+    Path, Plan, Problem, Tensor, wgpu,
 };
 
 /// Opens a device of its own, or says why there is none.
@@ -105,7 +105,7 @@ impl Setup {
 
     pub(crate) fn options(&self) -> Attention {
         let options = self.causal.map_or(Attention::full(), |align| Attention::causal().align(align));
-        self.scale.map_or(options, |scale| options.softmax_scale(scale))
+        self.scale.map_or(options.clone(), |scale| options.softmax_scale(scale))
     }
 
     pub(crate) fn problem(&self) -> Problem {
@@ -158,7 +158,7 @@ impl Setup {
 
     #[track_caller]
     pub(crate) fn check_on(&self, engine: &Engine, data: &Data, expected: &Output) {
-        let inputs = Inputs::amid_nan(engine, &self.dims, data);
+        let inputs = Tensors::amid_nan(engine, &self.dims, data);
         for plan in plans(engine, &self.problem()) {
             assert_matches(&inputs.run(engine, &plan), expected, &format!("{self:?} {:?}", plan.kernels()));
         }
@@ -216,17 +216,17 @@ pub(crate) fn amid_nan(engine: &Engine, data: &[f32], shape: &[usize]) -> Tensor
     let mut padded = vec![f32::NAN; BEFORE + data.len() + 29];
     padded[BEFORE..BEFORE + data.len()].copy_from_slice(data);
     let whole = engine.upload(&padded, [padded.len()]).unwrap();
-    engine.borrow(whole.raw_buffer().clone(), BEFORE, shape).unwrap()
+    engine.borrow(whole.raw_buffer().clone(), DType::F32, BEFORE, shape).unwrap()
 }
 
 /// q, k and v on a device.
-pub(crate) struct Inputs {
+pub(crate) struct Tensors {
     pub(crate) q: Tensor,
     pub(crate) k: Tensor,
     pub(crate) v: Tensor,
 }
 
-impl Inputs {
+impl Tensors {
     pub(crate) fn amid_nan(engine: &Engine, dims: &Dims, data: &Data) -> Self {
         let Dims { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim } = *dims;
         Self {
@@ -253,7 +253,8 @@ impl Inputs {
             let nan = vec![f32::NAN; workspace.elems()];
             engine.queue().write_buffer(workspace.raw_buffer(), 0, &bytes(&nan));
         }
-        let bindings = Bindings { q: &self.q, k: &self.k, v: &self.v, o, lse, workspace: workspace.as_ref() };
+        let bindings =
+            Bindings { inputs: Inputs::new(&self.q, &self.k, &self.v), o, lse, workspace: workspace.as_ref() };
         let mut encoder = engine.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
         plan.record(&mut encoder, &bindings).unwrap();
         engine.queue().submit([encoder.finish()]);
@@ -286,8 +287,8 @@ impl Guarded {
             contents: &bytes(&contents),
             usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC,
         });
-        let whole = engine.borrow(buffer.clone(), 0, [contents.len()]).unwrap();
-        Self { tensor: engine.borrow(buffer, BEFORE, shape).unwrap(), whole }
+        let whole = engine.borrow(buffer.clone(), DType::F32, 0, [contents.len()]).unwrap();
+        Self { tensor: engine.borrow(buffer, DType::F32, BEFORE, shape).unwrap(), whole }
     }
 
     /// The elements in the order they lie, once the guard words are found as they were.

@@ -1,9 +1,9 @@
 //! Tensors as they lie: strides, offsets and shared buffers give the very bits that dense copies give, and results go where the output's
 //! strides say.
 
-use tilewise::{Align, Attention, Bindings, Dims, Engine, Error, Plan, Tensor, wgpu};
+use tilewise::{Align, Attention, Bindings, Dims, Engine, Error, Inputs, Plan, Tensor, wgpu};
 
-use super::support::{Data, Guarded, Inputs, Setup, amid_nan, bits, engines, is_naive, one_head, plans};
+use super::support::{Data, Guarded, Setup, Tensors, amid_nan, bits, engines, is_naive, one_head, plans};
 
 const BATCH: usize = 2;
 const LEN: usize = 37;
@@ -29,8 +29,8 @@ fn swap_heads<T: Copy>(x: &[T], heads: usize, len: usize, dim: usize) -> Vec<T> 
 
 /// Whether the views give what dense copies of the data give, by every plan.
 #[track_caller]
-fn check(setup: &Setup, engine: &Engine, data: &Data, views: &Inputs) {
-    let dense = Inputs::amid_nan(engine, &setup.dims, data);
+fn check(setup: &Setup, engine: &Engine, data: &Data, views: &Tensors) {
+    let dense = Tensors::amid_nan(engine, &setup.dims, data);
     for plan in plans(engine, &setup.problem()) {
         let (one, other) = (views.run(engine, &plan), dense.run(engine, &plan));
         assert_eq!((bits(&one.0), bits(&one.1)), (bits(&other.0), bits(&other.1)), "{:?}", plan.kernels());
@@ -48,7 +48,7 @@ fn batch_length_heads_dim() {
     let data = setup.data();
     for engine in engines() {
         let views =
-            Inputs { q: swapped(engine, &data.q, 4), k: swapped(engine, &data.k, 2), v: swapped(engine, &data.v, 2) };
+            Tensors { q: swapped(engine, &data.q, 4), k: swapped(engine, &data.k, 2), v: swapped(engine, &data.v, 2) };
         assert_eq!(bits(&views.q.read().unwrap()), bits(&data.q), "reading a view");
         check(&setup, engine, &data, &views);
     }
@@ -71,7 +71,7 @@ fn columns_of_a_fused_projection() {
                 qkv.slice(2, from * DIM..(from + heads) * DIM).unwrap().heads(heads).unwrap()
             };
             let views =
-                Inputs { q: part(0, q_heads), k: part(q_heads, kv_heads), v: part(q_heads + kv_heads, kv_heads) };
+                Tensors { q: part(0, q_heads), k: part(q_heads, kv_heads), v: part(q_heads + kv_heads, kv_heads) };
             check(&setup, engine, &data, &views);
         }
     }
@@ -94,7 +94,7 @@ fn part_of_a_cache_that_holds_both() {
     for engine in engines() {
         let cache = amid_nan(engine, &cache, &[BATCH, 1, capacity, 2 * DIM]).slice(2, 0..LEN).unwrap();
         let q = amid_nan(engine, &data.q, &[BATCH, 2, LEN, DIM]);
-        let views = Inputs { q, k: cache.slice(3, 0..DIM).unwrap(), v: cache.slice(3, DIM..2 * DIM).unwrap() };
+        let views = Tensors { q, k: cache.slice(3, 0..DIM).unwrap(), v: cache.slice(3, DIM..2 * DIM).unwrap() };
         check(&setup, engine, &data, &views);
     }
 }
@@ -107,7 +107,7 @@ fn one_tensor_for_all_three() {
     let data = Data { k: data.q.clone(), v: data.q.clone(), ..data };
     for engine in engines() {
         let x = amid_nan(engine, &data.q, &[BATCH, 2, LEN, DIM]);
-        check(&setup, engine, &data, &Inputs { q: x.clone(), k: x.clone(), v: x });
+        check(&setup, engine, &data, &Tensors { q: x.clone(), k: x.clone(), v: x });
     }
 }
 
@@ -118,7 +118,7 @@ fn outputs_with_strides() {
     let setup = setup(4, 2);
     let data = setup.data();
     for engine in engines() {
-        let inputs = Inputs::amid_nan(engine, &setup.dims, &data);
+        let inputs = Tensors::amid_nan(engine, &setup.dims, &data);
         for plan in plans(engine, &setup.problem()) {
             let (o_dense, lse_dense) = inputs.run(engine, &plan);
             let o = Guarded::new(engine, &[BATCH, LEN, 4, DIM + 3]);
@@ -140,9 +140,10 @@ fn outputs_with_strides() {
     }
 }
 
-fn refuses_strided_lse(engine: &Engine, plan: &Plan, inputs: &Inputs, o: &Tensor, lse: &Tensor) {
+fn refuses_strided_lse(engine: &Engine, plan: &Plan, inputs: &Tensors, o: &Tensor, lse: &Tensor) {
     let workspace = engine.alloc_workspace(plan).unwrap();
-    let bindings = Bindings { q: &inputs.q, k: &inputs.k, v: &inputs.v, o, lse, workspace: workspace.as_ref() };
+    let bindings =
+        Bindings { inputs: Inputs::new(&inputs.q, &inputs.k, &inputs.v), o, lse, workspace: workspace.as_ref() };
     let mut encoder = engine.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
     assert!(
         matches!(plan.record(&mut encoder, &bindings), Err(Error::Invalid(text)) if text.contains("lse with strides"))
@@ -156,14 +157,14 @@ fn any_offset() {
     let data = setup.data();
     for engine in engines() {
         let plan = engine.plan(&setup.problem()).unwrap();
-        let expected = Inputs::amid_nan(engine, &setup.dims, &data).run(engine, &plan);
+        let expected = Tensors::amid_nan(engine, &setup.dims, &data).run(engine, &plan);
         for offset in 0..70 {
             let place = |x: &[f32], len: usize, offset: usize| {
                 let whole = engine.upload(&[&vec![f32::NAN; offset][..], x].concat(), [offset + x.len()]).unwrap();
                 whole.slice(0, offset..offset + x.len()).unwrap().unflatten(0, len).unwrap().unflatten(0, 1).unwrap()
             };
             let place = |x, len, offset| place(x, len, offset).unflatten(0, 1).unwrap();
-            let views = Inputs {
+            let views = Tensors {
                 q: place(&data.q, 3, offset),
                 k: place(&data.k, 5, offset + 3),
                 v: place(&data.v, 5, 2 * offset),

@@ -3,9 +3,9 @@
 use core::ops::ControlFlow;
 
 use anyhow::Result;
-use tilewise::{Bindings, Engine, Error, GpuError, Path, Plan, Problem, Tensor};
+use tilewise::{Bindings, DType, Engine, Error, GpuError, Inputs, Path, Plan, Problem, Tensor};
 
-use super::check::{self, Checked, HostOutput, Inputs};
+use super::check::{self, Checked, HostInputs, HostOutput};
 use super::row::{Measured, Memory, MemoryWatch, Outcome, Row, Spec};
 use super::{Bench, NOT_ASKED_FOR, Paths};
 use crate::measure::{self, Elapsed, Stopwatch, caught};
@@ -24,7 +24,7 @@ const WARM_UP_LEN: usize = 16;
 struct Data<'a> {
     spec: &'a Spec,
     problem: Problem,
-    host: Inputs,
+    host: HostInputs,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -45,7 +45,7 @@ pub(super) fn measure(bench: &Bench<'_>, spec: &Spec) -> Result<Row> {
     // What can't run is refused before gigabytes of inputs are made for it.
     let plan = bench.engine.plan(&problem)?;
     bench.progress.stage(format!("{}: making inputs", spec.lengths()));
-    let host = Inputs::random(&problem);
+    let host = HostInputs::random(&problem);
     let upload = |data: &[f32], heads, len, dim| bench.engine.upload(data, [dims.batch, heads, len, dim]);
     let data = Data {
         spec,
@@ -74,7 +74,7 @@ pub(super) fn measure(bench: &Bench<'_>, spec: &Spec) -> Result<Row> {
         (Some(ran), Err(_)) | (None, Ok(ran)) => (ran.checked.max_abs_err, to_reference(ran)),
         (None, Err(_)) => (0.0, "nothing ran".to_string()),
     };
-    let flops = problem.flops();
+    let flops = data.problem.flops();
     let measured = |ran: Ran| Measured::new(bench, flops, &ran.runs, ran.memory, ran.kernel, &ran.checked);
     Ok(Row {
         spec: *spec,
@@ -121,7 +121,8 @@ fn run(bench: &Bench<'_>, data: &Data<'_>, plan: &Plan, name: &str, other: Optio
     let watch = MemoryWatch::start(bench)?;
     let output = engine.alloc_output(plan)?;
     let workspace = engine.alloc_workspace(plan)?;
-    let bindings = Bindings { q, k, v, o: &output.o, lse: &output.lse, workspace: workspace.as_ref() };
+    let bindings =
+        Bindings { inputs: Inputs::new(q, k, v), o: &output.o, lse: &output.lse, workspace: workspace.as_ref() };
 
     progress.stage(&title);
     let first = run_in_parts(bench, plan, &bindings)?;
@@ -162,12 +163,12 @@ fn warm_up(engine: &Engine, spec: &Spec, plan: &Plan) -> Result<()> {
     let (q_len, kv_len) = (spec.q_len.min(WARM_UP_LEN), spec.kv_len.min(WARM_UP_LEN));
     let small = Spec { q_len, kv_len, batch: spec.batch.min(1), ..*spec }.problem()?;
     let dims = small.dims();
-    let tensor = |heads, len, dim| engine.alloc([dims.batch, heads, len, dim]);
+    let tensor = |heads, len, dim| engine.alloc(DType::F32, [dims.batch, heads, len, dim]);
     let q = tensor(dims.q_heads, dims.q_len, dims.head_dim)?;
     let k = tensor(dims.kv_heads, dims.kv_len, dims.head_dim)?;
     let v = tensor(dims.kv_heads, dims.kv_len, dims.value_dim)?;
     let path = if plan.workspace_bytes() == 0 { Path::Auto } else { Path::Naive };
-    engine.attention_by(path, &q, &k, &v, &small.attention())?;
+    engine.attention_by(path, &Inputs::new(&q, &k, &v), small.attention())?;
     Ok(engine.wait()?)
 }
 

@@ -31,13 +31,13 @@ impl Checked {
 pub(super) const PRODUCT_ROWS: usize = 8;
 
 /// The host's copy of the inputs.
-pub(super) struct Inputs {
+pub(super) struct HostInputs {
     pub(super) q: Vec<f32>,
     pub(super) k: Vec<f32>,
     pub(super) v: Vec<f32>,
 }
 
-impl Inputs {
+impl HostInputs {
     pub(super) fn random(problem: &Problem) -> Self {
         let dims = &problem.dims();
         Self {
@@ -67,7 +67,7 @@ pub(super) fn spread(size: usize, count: usize) -> Vec<usize> {
 }
 
 /// The reference's view of a problem.
-fn case<'a>(spec: &Spec, problem: &Problem, inputs: &'a Inputs) -> Case<'a> {
+fn case<'a>(spec: &Spec, problem: &Problem, inputs: &'a HostInputs) -> Case<'a> {
     let dims = &problem.dims();
     Case {
         batch: dims.batch,
@@ -94,7 +94,7 @@ fn case<'a>(spec: &Spec, problem: &Problem, inputs: &'a Inputs) -> Case<'a> {
 pub(super) fn against_reference(
     spec: &Spec,
     problem: &Problem,
-    inputs: &Inputs,
+    inputs: &HostInputs,
     output: &HostOutput,
 ) -> Result<Checked> {
     let dims = &problem.dims();
@@ -117,8 +117,11 @@ pub(super) fn against_reference(
     let compared_lse = reference::compare(&lse, &expected.lse, expected.tolerance.lse());
     ensure!(compared_lse.passed(), "lse of rows {picked:?} is not the f64 reference's: {compared_lse}");
 
-    // Inputs are random: a row of zeros or without a sum is one that sees no key, or that a kernel has left out.
-    let offset = problem.position_offset();
+    // HostInputs are random: a row of zeros or without a sum is one that sees no key, or that a kernel has left out.
+    let offset = match spec.align {
+        Align::BottomRight => dims.kv_len as i64 - dims.q_len as i64,
+        Align::TopLeft => 0,
+    };
     for n in 0..dims.rows() {
         let position = (n % dims.q_len) as i64 + offset;
         let sees = dims.kv_len > 0 && (!spec.causal || position >= 0);
@@ -140,7 +143,7 @@ pub(super) fn against_reference(
 /// Compares two results of the same inputs element by element. Each may be off by what the reference allows, its largest
 /// value standing in for the magnitudes of the rows that the reference hasn't seen.
 pub(super) fn against_each_other(
-    inputs: &Inputs,
+    inputs: &HostInputs,
     tiled: &HostOutput,
     naive: &HostOutput,
     checked: &Checked,
@@ -176,9 +179,9 @@ mod tests {
 
     /// A right result: the reference's, rounded.
     #[expect(clippy::cast_possible_truncation, reason = "what a device would store")]
-    fn right() -> (Problem, Inputs, HostOutput) {
+    fn right() -> (Problem, HostInputs, HostOutput) {
         let problem = SPEC.problem().unwrap();
-        let inputs = Inputs::random(&problem);
+        let inputs = HostInputs::random(&problem);
         let exact = reference::attention(&case(&SPEC, &problem, &inputs)).unwrap();
         let single = |x: Vec<f64>| x.into_iter().map(|x| x as f32).collect();
         (problem, inputs, HostOutput { o: single(exact.o), lse: single(exact.lse) })

@@ -157,8 +157,11 @@ impl Entry {
         };
         let options = if attrs.causal { Attention::causal() } else { Attention::full() };
         let options = options.align(align);
-        #[expect(clippy::cast_possible_truncation, reason = "the kernels compute in f32")]
-        let options = attrs.scale.map_or(options, |scale| options.softmax_scale(scale as f32));
+        let options = match attrs.scale {
+            #[expect(clippy::cast_possible_truncation, reason = "the kernels compute in f32")]
+            Some(scale) => options.softmax_scale(scale as f32),
+            None => options,
+        };
         let dims = Dims { batch: b, q_heads: hq, kv_heads: hkv, q_len: sq, kv_len: skv, head_dim: d, value_dim: dv };
         Ok(Problem::new(dims, options)?)
     }

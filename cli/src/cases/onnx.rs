@@ -177,8 +177,11 @@ impl Entry {
         let options = if self.int("is_causal").unwrap_or(0) != 0 { Attention::causal() } else { Attention::full() };
         let options = options.align(Align::TopLeft);
         let scale = ["scale_effective", "scale"].into_iter().find_map(|name| self.attrs.get(name)?.as_f64());
-        #[expect(clippy::cast_possible_truncation, reason = "the kernels compute in f32")]
-        let options = scale.map_or(options, |scale| options.softmax_scale(scale as f32));
+        let options = match scale {
+            #[expect(clippy::cast_possible_truncation, reason = "the kernels compute in f32")]
+            Some(scale) => options.softmax_scale(scale as f32),
+            None => options,
+        };
         let dims = Dims { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim };
         Ok(Problem::new(dims, options)?)
     }

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use anyhow::{Context, Result};
 use serde::Serialize;
 use tilewise::reference::{self, Case, Comparison, Precision, Tolerance, compare};
-use tilewise::{Align, Attention, Bindings, Dims, Engine, Path, Plan, Problem, Tensor};
+use tilewise::{Align, Attention, Bindings, Dims, Engine, Inputs, Path, Plan, Problem, Tensor};
 
 use crate::args::Common;
 use crate::measure::{Progress, normal};
@@ -228,7 +228,8 @@ fn stem(kernel: &str) -> &str {
 fn run_plan(engine: &Engine, plan: &Plan, [q, k, v]: &[Tensor; 3]) -> Result<(Vec<f32>, Vec<f32>)> {
     let output = nan_outputs(engine, plan)?;
     let workspace = engine.alloc_workspace(plan)?;
-    let bindings = Bindings { q, k, v, o: &output.o, lse: &output.lse, workspace: workspace.as_ref() };
+    let bindings =
+        Bindings { inputs: Inputs::new(q, k, v), o: &output.o, lse: &output.lse, workspace: workspace.as_ref() };
     engine.run(plan, &bindings, |_| ControlFlow::Continue(()))?;
     Ok((output.o.read()?, output.lse.read()?))
 }

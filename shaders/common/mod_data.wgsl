@@ -1,0 +1,15 @@
+// What score_mod and mask_mod may read: the words of the caller's buffer, and 0 past its end.
+fn data_u32(index: u32) -> u32 {
+    if (index >= params.mod_words) {
+        return 0u;
+    }
+    return extra(params.mod_data + index);
+}
+
+fn data_i32(index: u32) -> i32 {
+    return i32(data_u32(index));
+}
+
+fn data_f32(index: u32) -> f32 {
+    return bitcast<f32>(data_u32(index));
+}

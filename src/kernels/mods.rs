@@ -1,0 +1,182 @@
+//! What a user's `score_mod` and `mask_mod` have to be, checked by naga within the kernel that they become part of.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use wgpu::naga;
+use wgpu::naga::valid::GlobalUse;
+
+use crate::error::{Error, Result};
+use crate::problem::{MaskMod, ScoreMod};
+use crate::shader::{Expanded, Library, Recipe};
+
+const SCORE_MOD: Slot =
+    Slot { name: "score_mod", signature: "fn score_mod(score: f32, b: u32, h: u32, q_idx: u32, kv_idx: u32) -> f32" };
+const MASK_MOD: Slot =
+    Slot { name: "mask_mod", signature: "fn mask_mod(b: u32, h: u32, q_idx: u32, kv_idx: u32) -> bool" };
+
+impl ScoreMod {
+    /// Takes WGSL that defines
+    ///
+    /// ```wgsl
+    /// fn score_mod(score: f32, b: u32, h: u32, q_idx: u32, kv_idx: u32) -> f32
+    /// ```
+    ///
+    /// for one score: of batch entry (or packed sequence) `b`, query head `h`, query row `q_idx`, key `kv_idx`. It runs after scale and
+    /// softcap, before ALiBi and bias. Constants, types and further functions may stand beside it. It may call `data_f32(index)`,
+    /// `data_u32(index)` and `data_i32(index)` for the words of [`crate::Inputs::mod_data`]; past their end they are 0. It is also
+    /// called for rows and keys past the end and for masked ones, whose result has no effect. (The idea is that of Dong et al. 2024,
+    /// `FlexAttention`.)
+    ///
+    /// ```
+    /// use tilewise::{Attention, ScoreMod};
+    /// // A learned bias for each head and distance, (heads, 2·128 + 1), beyond 128 that of 128: T5's, without buckets.
+    /// let relative = ScoreMod::new(
+    ///     "fn score_mod(score: f32, b: u32, h: u32, q_idx: u32, kv_idx: u32) -> f32 {
+    ///          let distance = clamp(i32(kv_idx) - i32(q_idx), -128, 128);
+    ///          return score + data_f32(h * 257u + u32(distance + 128));
+    ///      }",
+    /// )?;
+    /// let options = Attention::full().score_mod(relative);
+    /// # Ok::<(), tilewise::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] with naga's message and the line of `wgsl` that it is about.
+    pub fn new(wgsl: &str) -> Result<Self> {
+        let text = Arc::from(wgsl);
+        check(&[(&SCORE_MOD, &text)])?;
+        Ok(Self(text))
+    }
+}
+
+impl MaskMod {
+    /// Takes WGSL that defines
+    ///
+    /// ```wgsl
+    /// fn mask_mod(b: u32, h: u32, q_idx: u32, kv_idx: u32) -> bool
+    /// ```
+    ///
+    /// which is true where the query may attend. All else is as for [`ScoreMod::new`]. Tiles of which it leaves nothing are skipped,
+    /// but the function is called for each of their keys: what can be said by [`crate::Inputs::ranges`] is cheaper.
+    ///
+    /// ```
+    /// use tilewise::{Attention, MaskMod};
+    /// // Documents packed into one sequence: mod_data holds the document of each token.
+    /// let documents = MaskMod::new(
+    ///     "fn mask_mod(b: u32, h: u32, q_idx: u32, kv_idx: u32) -> bool {
+    ///          return data_u32(q_idx) == data_u32(kv_idx);
+    ///      }",
+    /// )?;
+    /// let options = Attention::causal().mask_mod(documents);
+    /// # Ok::<(), tilewise::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`ScoreMod::new`].
+    pub fn new(wgsl: &str) -> Result<Self> {
+        let text = Arc::from(wgsl);
+        check(&[(&MASK_MOD, &text)])?;
+        Ok(Self(text))
+    }
+}
+
+/// Whether two mods, each sound by itself, are so together: a name may be defined by both.
+pub(crate) fn check_both(score_mod: &ScoreMod, mask_mod: &MaskMod) -> Result<()> {
+    check(&[(&SCORE_MOD, &score_mod.0), (&MASK_MOD, &mask_mod.0)])
+}
+
+struct Slot {
+    name: &'static str,
+    signature: &'static str,
+}
+
+/// What of a kernel's module a user's text adds to or uses.
+struct Parsed {
+    module: naga::Module,
+    info: naga::valid::ModuleInfo,
+}
+
+fn check(mods: &[(&Slot, &Arc<str>)]) -> Result<()> {
+    for (slot, text) in mods {
+        let barrier = |word: &str| word.ends_with("Barrier") || word == "workgroupUniformLoad";
+        let words = text.lines().map(|line| line.split("//").next().unwrap_or_default());
+        let mut words = words.flat_map(|line| line.split(|char: char| !char.is_alphanumeric() && char != '_'));
+        if let Some(word) = words.find(|word| barrier(word)) {
+            return Err(Error::invalid(format!("{}: {word}; accepted: functions of one invocation", slot.name)));
+        }
+    }
+    let plain = Recipe::new("flash_fwd").spec("MASK_MOD", true);
+    let recipe = mods.iter().fold(plain.clone(), |recipe, (slot, text)| recipe.text(slot.name, text));
+    let before = parse(&plain, mods)?;
+    let after = parse(&recipe, mods)?;
+    let slots = mods.iter().map(|(slot, _)| slot.name).collect::<Vec<_>>().join(" and ");
+    if after.module.global_variables.len() != before.module.global_variables.len()
+        || after.module.entry_points.len() != before.module.entry_points.len()
+        || after.module.overrides.len() != before.module.overrides.len()
+    {
+        return Err(Error::invalid(format!(
+            "{slots}: a variable, override or entry point of its own; accepted: functions, constants, types"
+        )));
+    }
+    let own: BTreeSet<_> = before.module.functions.iter().filter_map(|(_, function)| function.name.clone()).collect();
+    for (handle, function) in after.module.functions.iter() {
+        let name = function.name.clone().unwrap_or_default();
+        if own.contains(&name) && !mods.iter().any(|(slot, _)| slot.name == name) {
+            continue;
+        }
+        for (variable, global) in after.module.global_variables.iter() {
+            let used = after.info[handle][variable];
+            let name_of = global.name.as_deref().unwrap_or_default();
+            // data_* reads these.
+            if used != GlobalUse::empty() && !matches!(name_of, "params" | "extras") {
+                return Err(Error::invalid(format!(
+                    "{slots}: {name} uses {name_of} of the kernel; accepted: its parameters and data_f32, data_u32, data_i32"
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn parse(recipe: &Recipe, mods: &[(&Slot, &Arc<str>)]) -> Result<Parsed> {
+    let expanded = recipe.expand(Library::EMBEDDED)?;
+    let source = &expanded.text;
+    let module = naga::front::wgsl::parse_str(source).map_err(|error| {
+        let line = error.location(source).map(|at| at.line_number);
+        let span = error.labels().next().map(|(_, label)| label.to_owned()).unwrap_or_default();
+        explain(&expanded, mods, line, &format!("{} {span}", error.message()))
+    })?;
+    let mut validator = naga::valid::Validator::new(
+        naga::valid::ValidationFlags::all(),
+        naga::valid::Capabilities::SHADER_FLOAT16_IN_FLOAT32,
+    );
+    let info = validator.validate(&module).map_err(|error| {
+        let line = error.spans().next().map(|(span, _)| span.location(source).line_number);
+        let mut message = error.to_string();
+        let mut cause = core::error::Error::source(error.as_inner());
+        while let Some(inner) = cause {
+            message += &format!(": {inner}");
+            cause = inner.source();
+        }
+        explain(&expanded, mods, line, &message)
+    })?;
+    Ok(Parsed { module, info })
+}
+
+/// The error about a line of the whole text, told by the line of the user's.
+fn explain(expanded: &Expanded, mods: &[(&Slot, &Arc<str>)], line: Option<u32>, message: &str) -> Error {
+    let origin = line.and_then(|line| expanded.origin(line as usize));
+    let message = message.trim();
+    let of_user =
+        origin.and_then(|origin| Some((mods.iter().find(|(slot, _)| slot.name == origin.file)?, origin.line)));
+    if let Some(((slot, text), line)) = of_user {
+        let code = text.lines().nth(line as usize - 1).unwrap_or_default().trim();
+        return Error::invalid(format!("{}, line {line}: {message}\n  {code}", slot.name));
+    }
+    // The kernel itself is sound: what it meets isn't what it calls, or is cut short.
+    let signatures = mods.iter().map(|(slot, _)| format!("`{}`", slot.signature)).collect::<Vec<_>>().join(", ");
+    Error::invalid(format!(
+        "the user's WGSL doesn't fit the kernel: {message}; accepted: text that defines {signatures}"
+    ))
+}
