@@ -187,7 +187,9 @@ fn naive_steps(
 /// Of a tensor of attention, (batch, heads, rows, dim), or (rows, heads, dim) of a packed batch.
 fn strides_of(gpu: &Gpu, name: &str, tensor: &Tensor, packed: bool) -> Result<Strides> {
     if packed {
-        Strides::of_matrices(gpu, name, &tensor.unflatten(0, 1)?.permute(&[0, 2, 1, 3])?)
+        // Sequences find their rows in the table: the batch has no stride.
+        let strides = Strides::of_matrices(gpu, name, &tensor.unflatten(0, 1)?.permute(&[0, 2, 1, 3])?)?;
+        Ok(Strides { outer: 0, ..strides })
     } else {
         Strides::of_matrices(gpu, name, tensor)
     }
@@ -225,7 +227,11 @@ fn flash_fwd_steps(
     let packed = options.is_packed();
     let (longest_q, longest_kv) = problem.longest();
     let q_blocks = longest_q.div_ceil(variant.block_q() as usize);
-    let lse_view = if packed { lse.unflatten(0, 1)? } else { lse.clone() };
+    let lse_strides = if packed {
+        Strides { outer: 0, ..Strides::of_vectors(gpu, "lse", &lse.unflatten(0, 1)?)? }
+    } else {
+        Strides::of_vectors(gpu, "lse", lse)?
+    };
     let (bias, bias_key) = broadcast_strides(gpu, "bias", inputs.bias)?;
     let (mask, _) = broadcast_strides(gpu, "mask", inputs.mask.map(|mask| &mask.words))?;
     let [left, right] = options.reach();
@@ -237,7 +243,7 @@ fn flash_fwd_steps(
         k: strides_of(gpu, "k", inputs.k, packed)?,
         v: strides_of(gpu, "v", inputs.v, packed)?,
         out: strides_of(gpu, "o", o, packed)?,
-        lse: Strides::of_vectors(gpu, "lse", &lse_view)?,
+        lse: lse_strides,
         bias,
         mask,
         q_len: to_u32(dims.q_len)?,
