@@ -41,7 +41,7 @@ impl DeviceInputs {
     }
 }
 
-/// The shape of a bias or mask with all four axes, (batch, q_heads, q_len, kv_len): those it lacks are the first, of size 1.
+/// The shape of a bias or mask with all four axes, (`batch`, `q_heads`, `q_len`, `kv_len`): those it lacks are the first, of size 1.
 pub(super) fn four_axes(name: &str, shape: &[usize]) -> Result<[usize; 4]> {
     ensure!(
         shape.len() <= 4,

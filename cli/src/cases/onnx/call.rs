@@ -6,8 +6,8 @@ use serde_json::Value;
 use tilewise::reference::{self, Broadcast, Case, Precision};
 use tilewise::{Align, Attention, DType, Dims, Engine, Problem};
 
+use super::super::check_shape;
 use super::super::inputs::{DeviceInputs, booleans, four_axes, lengths};
-use super::super::{check_shape, dtype_name};
 use super::Entry;
 use crate::tensors::{Numbers, Tensors};
 
@@ -59,7 +59,7 @@ enum ScoreMod {
     AddQMinusK,
 }
 
-/// Whether a score_mod of a manifest is one that can be computed.
+/// Whether a `score_mod` of a manifest is one that can be computed.
 pub(super) fn knows_score_mod(value: &Value) -> bool {
     matches!(value["kind"].as_str(), Some("add_const" | "causal_top_left" | "softcap" | "add_q_minus_k"))
 }
@@ -237,8 +237,12 @@ impl Call {
             self.mask = Some(padded(&booleans("attn_mask", &view)?, shape, kv_len, false));
             return Ok(());
         }
-        let numbers = Numbers::of("attn_mask", &view)
-            .with_context(|| format!("attn_mask is {}; accepted: bool, f32, f16, bf16", dtype_name(view.dtype())))?;
+        ensure!(
+            matches!(view.dtype(), Dtype::F32 | Dtype::F16 | Dtype::BF16),
+            "attn_mask is {:?}; accepted: BOOL, F32, F16, BF16",
+            view.dtype()
+        );
+        let numbers = Numbers::of("attn_mask", &view)?;
         let dtype = numbers.dtype();
         let (bias, shape) = padded(&numbers.into_f32(), shape, kv_len, f32::NEG_INFINITY);
         self.bias = Some((bias, dtype, shape));
