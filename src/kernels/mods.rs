@@ -193,7 +193,7 @@ mod tests {
         }
     }
 
-    /// A score_mod whose body is this.
+    /// A `score_mod` whose body is this.
     fn score(body: &str) -> Result<ScoreMod> {
         ScoreMod::new(&format!(
             "fn score_mod(score: f32, b: u32, h: u32, q_idx: u32, kv_idx: u32) -> f32 {{\n{body}\n}}"

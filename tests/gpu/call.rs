@@ -206,7 +206,7 @@ impl Call {
         };
         let ranges_shape = self.ranges.unwrap_or([1; 3]);
         let mask_mod = |b: usize, h: usize, i: usize, j: usize| {
-            let by_mod = !self.mask_mod || (7 * i + 3 * j + h + b) % 4 != 0;
+            let by_mod = !self.mask_mod || !(7 * i + 3 * j + h + b).is_multiple_of(4);
             let (entry, row) = if packed { (0, bounds[0][b] as usize + i) } else { (b, i) };
             let at = |size: usize, n: usize| if size == 1 { 0 } else { n };
             let index = (at(ranges_shape[0], entry) * ranges_shape[1] + at(ranges_shape[1], h)) * ranges_shape[2] + row;

@@ -16,6 +16,7 @@ mod lifecycle;
 mod long;
 mod matmul;
 mod memory;
+mod merge;
 mod options;
 mod poison;
 mod properties;

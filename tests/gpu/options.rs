@@ -105,7 +105,7 @@ fn mods() {
 
 #[test]
 fn storage_types() {
-    for dtype in [DType::F16, DType::Bf16] {
+    for dtype in [F16, Bf16] {
         for layout in [Layout::Dense, Layout::Swapped] {
             Call { storage: Storage::all(dtype), layout, ..call() }.check();
             // Every element count odd.
