@@ -24,6 +24,9 @@
 //! |---|---|
 //! | open a device, or bring one | [`Engine::new`], [`Engine::open`], [`Engine::with_device`] |
 //! | say what to compute | [`Attention`], [`Dims`], [`Problem`] |
+//! | mask, add a bias, use ranges, sinks, tables of your own | [`Inputs`], [`Engine::upload_mask`] |
+//! | change scores or hide keys by WGSL of your own | [`ScoreMod`], [`MaskMod`] |
+//! | store in f16 or bf16 | [`DType`], [`Storage`], [`Attention::output_dtype`] |
 //! | place data: strides, (batch, length, heads, dim), a fused QKV projection, your own buffer | [`Tensor`], [`Engine::borrow`] |
 //! | know what will run, with how many bytes, and why, without a GPU | [`Plan`], [`DeviceFacts`] |
 //! | record into an encoder of your own | [`Plan::record`] |

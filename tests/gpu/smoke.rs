@@ -2,8 +2,9 @@
 //!
 //! Few pipelines are compiled: the planner's choice only, and dims that share variants.
 
-use tilewise::{Align, Attention, Dims, Engine, Path};
+use tilewise::{Align, Attention, DType, Dims, Engine, Path, Storage};
 
+use super::call::{Call, Layout, Lens};
 use super::support::{Setup, Tensors, assert_close, assert_matches, one_head, random, with_default_limits};
 
 /// The planner's choice against the reference.
@@ -125,4 +126,53 @@ fn nan_shows_in_its_row() {
         assert!(o.iter().enumerate().all(|(at, o)| o.is_nan() == (at / 20 >= 4)), "o by {path:?}");
         assert!(lse.iter().enumerate().all(|(row, lse)| lse.is_nan() == (row >= 4)), "lse by {path:?}: {lse:?}");
     }
+}
+
+/// The planner's choice for a call with options against the reference.
+#[track_caller]
+fn check_call(call: &Call) {
+    let Some(engine) = with_default_limits() else { return };
+    let data = call.data();
+    let uploaded = call.upload(engine, &data);
+    let plan = engine.plan(&uploaded.problem(&call.options())).unwrap();
+    call.assert_matches(&call.run(engine, &plan, &uploaded), &call.reference(&data), &format!("{:?}", plan.kernels()));
+}
+
+/// Every option at once, on two bytes an element.
+#[test]
+fn options_in_f16() {
+    let dims = Dims { batch: 2, q_heads: 2, ..one_head(19, 37, 12, 9) };
+    check_call(&Call {
+        causal: true,
+        window: [Some(20), None],
+        softcap: Some(2.0),
+        alibi: Some(vec![0.1, 0.2]),
+        score_mod: true,
+        mask_mod: true,
+        bias: Some((DType::F16, [2, 1, 19, 37])),
+        mask: Some([1, 2, 1, 37]),
+        ranges: Some([1, 1, 19]),
+        sinks: Some(vec![0.5, 1.0]),
+        lens: Lens::Both,
+        storage: Storage::all(DType::F16),
+        ..Call::new(dims)
+    });
+}
+
+#[test]
+fn a_packed_batch_in_bf16() {
+    let dims = Dims { batch: 3, q_heads: 2, ..one_head(50, 70, 12, 9) };
+    let storage = Storage::all(DType::Bf16);
+    check_call(&Call { causal: true, lens: Lens::Packed, storage, layout: Layout::Swapped, ..Call::new(dims) });
+}
+
+#[test]
+fn merging() {
+    let Some(engine) = with_default_limits() else { return };
+    let call = Call::new(one_head(5, 33, 12, 9));
+    let data = call.data();
+    let part = engine.attention_with(&call.upload(engine, &data).inputs(), &call.options()).unwrap();
+    let merged = engine.merge(&part, &part).unwrap();
+    let lse = merged.lse.read().unwrap().iter().map(|x| x - core::f32::consts::LN_2).collect();
+    call.assert_matches(&(merged.o.read().unwrap(), lse), &call.reference(&data), "merged");
 }
