@@ -13,7 +13,7 @@ use serde::Serialize;
 use tilewise::reference::{Comparison, compare};
 use tilewise::{Bindings, DType, Dims, Engine, Inputs, Path, Plan, Problem, Purpose, Storage, Tensor};
 
-use crate::args::{AttentionArgs, Common};
+use crate::args::{AttentionArgs, Common, Options};
 use crate::measure::{self, Progress, bytes, seconds};
 use crate::output::{self, OutFile};
 use crate::tensors::{self, Numbers, TensorFile, Tensors};
@@ -209,7 +209,8 @@ fn open(args: &RunArgs, tensors: &Tensors<'_>) -> Result<(Problem, Input)> {
     let [q_dtype, k_dtype, v_dtype] = qkv.each_ref().map(Numbers::dtype);
     // o is told and written in f32, whatever the inputs are stored in.
     let storage = Storage { q: q_dtype, k: k_dtype, v: v_dtype, o: DType::F32 };
-    let problem = Problem::new(dims, args.attention.options(scale(args, tensors)?))?.storage(storage)?;
+    let problem = Problem::new(dims, Options { scale: scale(args, tensors)?, ..args.attention.options }.attention())?
+        .storage(storage)?;
 
     let result = |name: &str, shape: &[usize]| match tensors.find(name) {
         None => Ok(None),
@@ -221,7 +222,7 @@ fn open(args: &RunArgs, tensors: &Tensors<'_>) -> Result<(Problem, Input)> {
     };
     let o = result("o", &[batch, q_heads, q_len, value_dim])?;
     let lse = result("lse", &[batch, q_heads, q_len])?;
-    if !args.attention.causal
+    if !args.attention.options.causal
         && let Some(mask) = tensors.metadata("mask").filter(|mask| !matches!(*mask, "" | "none" | "full"))
     {
         let hint = if mask == "causal" { "; --causal applies it" } else { "" };
@@ -243,7 +244,9 @@ fn shape(name: &str, view: &TensorView<'_>) -> Result<[usize; 4]> {
 
 /// The scale that was asked for, or else the file's own.
 fn scale(args: &RunArgs, tensors: &Tensors<'_>) -> Result<Option<f32>> {
-    let (None, Some(text)) = (args.attention.scale, tensors.metadata("scale")) else { return Ok(args.attention.scale) };
+    let (None, Some(text)) = (args.attention.options.scale, tensors.metadata("scale")) else {
+        return Ok(args.attention.options.scale);
+    };
     let scale = text.trim().parse();
     scale.map(Some).with_context(|| format!("its metadata says scale: {text:?}, no number; --scale overrides it"))
 }
@@ -345,7 +348,7 @@ impl Report {
             q: input.shapes[0],
             k: input.shapes[1],
             v: input.shapes[2],
-            causal: args.attention.causal,
+            causal: args.attention.options.causal,
             scale: plan.problem().softmax_scale(),
             layout: done.layout,
             layout_note,
@@ -364,7 +367,7 @@ impl Report {
         table.add_row(["adapter", &format!("{} ({})", self.adapter, self.driver)]);
         table.add_row(["kernel", &self.kernel]);
         table.add_row(["q, k, v", &format!("{:?}, {:?}, {:?}", self.q, self.k, self.v)]);
-        table.add_row(["options", &format!("{}, scale {}", args.attention.words(), self.scale)]);
+        table.add_row(["options", &format!("{}, scale {}", args.attention.options.words(), self.scale)]);
         let gflops = measure::digits(self.flops as f64 / 1e9 / self.seconds);
         table.add_row(["time", &format!("{} ({gflops} GFLOP/s)", seconds(self.seconds))]);
         table.add_row(["inputs, outputs", &format!("{}, {}", bytes(inputs), bytes(outputs))]);

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use half::{bf16, f16};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
+use tilewise::reference::Precision;
 use tilewise::{AttentionOutput, DType, Engine, Plan, Tensor};
 
 use crate::measure;
@@ -170,6 +171,15 @@ impl Numbers {
     }
 }
 
+/// The reference's name for a type of floating-point numbers.
+pub(crate) fn precision(dtype: DType) -> Precision {
+    match dtype {
+        DType::F16 => Precision::F16,
+        DType::Bf16 => Precision::Bf16,
+        DType::F32 | DType::U32 => Precision::F32,
+    }
+}
+
 /// The elements of a result to compare with.
 pub(crate) fn expected(name: &str, view: &TensorView<'_>) -> Result<Vec<f64>> {
     if view.dtype() == Dtype::F64 {
@@ -182,7 +192,8 @@ pub(crate) fn expected(name: &str, view: &TensorView<'_>) -> Result<Vec<f64>> {
 pub(crate) fn nan_outputs(engine: &Engine, plan: &Plan) -> Result<AttentionOutput> {
     let outputs = engine.alloc_output(plan)?;
     for tensor in [&outputs.o, &outputs.lse] {
-        let nans = f32::NAN.to_le_bytes().repeat(tensor.elems());
+        // All ones are a NaN in every type.
+        let nans = vec![0xff; usize::try_from(tensor.raw_buffer().size())?];
         measure::caught(engine.device(), || engine.queue().write_buffer(tensor.raw_buffer(), 0, &nans))?;
     }
     Ok(outputs)

@@ -9,6 +9,7 @@ use anyhow::{Result, ensure};
 use clap::{Args, ValueEnum};
 
 use crate::args::Common;
+pub(crate) use crate::args::Dtype;
 use crate::cases;
 
 #[derive(Debug, Args)]
@@ -25,25 +26,6 @@ pub(crate) struct VerifyArgs {
     /// With --cases: run only those whose name contains this
     #[arg(long, value_name = "SUBSTRING", requires = "cases")]
     pub(crate) only: Option<String>,
-}
-
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Dtype {
-    #[default]
-    F32,
-    F16,
-    Bf16,
-}
-
-impl Dtype {
-    /// As flags and manifests write it.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-        }
-    }
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
