@@ -182,7 +182,7 @@ pub(crate) struct Options {
     /// Apply the look-ahead mask: a query sees no later key
     #[arg(long)]
     pub(crate) causal: bool,
-    /// Where the diagonal of --causal and --window ends when there are more or fewer keys than queries
+    /// The corner that positions are counted from, of --causal, --window and ALiBi, where there are more or fewer keys than queries
     #[arg(long, value_enum, default_value_t)]
     pub(crate) align: Align,
     /// Sliding window: the keys that a query sees to the left and to the right of its own; `none` or `-1` is no bound
@@ -223,10 +223,11 @@ impl Options {
             words.push("causal".to_string());
         }
         words.extend(self.window.map(|window| format!("window {window}")));
-        match words.is_empty() {
-            true => words.push("full attention".to_string()),
-            false if self.align == Align::TopLeft => words.push("top-left".to_string()),
-            false => {}
+        if words.is_empty() {
+            words.push("full attention".to_string());
+        }
+        if self.align == Align::TopLeft {
+            words.push("top-left".to_string());
         }
         words.extend(self.softcap.map(|softcap| format!("softcap {softcap}")));
         words.join(", ")
@@ -284,7 +285,6 @@ mod tests {
         let window = |text: &str| Some(text.parse().unwrap());
         let causal = Options { causal: true, ..Options::default() };
         assert_eq!(Options::default().words(), "full attention");
-        assert_eq!(Options { align: Align::TopLeft, ..Options::default() }.words(), "full attention");
         assert_eq!(Options { align: Align::TopLeft, ..causal }.words(), "causal, top-left");
         let all = Options { window: window("255,0"), softcap: Some(50.0), ..causal };
         assert_eq!(all.words(), "causal, window 255,0, softcap 50");

@@ -19,13 +19,15 @@ use tilewise::{Bindings, DType, Engine, Path, Plan, Problem, Purpose};
 use crate::args::{Align, AttentionArgs, Common, Window};
 use crate::measure::{self, Progress, bytes, seconds};
 use crate::output::{self, OutFile};
-use crate::tensors::TensorFile;
+use crate::tensors::{TensorFile, precision};
 use input::Input;
 
 /// An error of more than this share of the largest |o| isn't rounding.
 const MISSED: f64 = 1e-2;
-/// An error of no more than this share is.
+/// An error of no more than this share is, in f32.
 const REPRODUCED: f64 = 1e-4;
+/// Likewise in a type of less precision, in units of its rounding: scores are sums of rounded numbers, and in an exponent.
+const REPRODUCED_ROUNDINGS: f64 = 16.0;
 
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
@@ -155,7 +157,9 @@ pub(crate) fn run(args: &RunArgs, common: &Common) -> Result<()> {
         && done.share_of_o(&input).is_some_and(|share| share > MISSED)
     {
         let other = Done::compute(&engine, &plan, &input, Layout::Bshd, &progress)?;
-        if other.share_of_o(&input).is_some_and(|share| share <= REPRODUCED) {
+        let rounding = precision(problem.stored().o).unit_roundoff();
+        let reproduced = REPRODUCED.max(REPRODUCED_ROUNDINGS * rounding);
+        if other.share_of_o(&input).is_some_and(|share| share <= reproduced) {
             layout_note = Some(format!(
                 "read as (batch, length, heads, dim) in memory: so the file's o is reproduced (max error {}), in the order of its \
                  header it is not ({}); --layout bhsd or bshd decides",
