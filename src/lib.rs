@@ -27,6 +27,7 @@
 //! | place data: strides, (batch, length, heads, dim), a fused QKV projection, your own buffer | [`Tensor`], [`Engine::borrow`] |
 //! | know what will run, with how many bytes, and why, without a GPU | [`Plan`], [`DeviceFacts`] |
 //! | record into an encoder of your own | [`Plan::record`] |
+//! | attend to keys in parts: chunks, shared prefixes | [`Engine::merge`] |
 //! | run for long, with progress and cancellation | [`Engine::run`] |
 //! | count device memory | [`Engine::memory`], [`Engine::allocator_report`] |
 //! | compare with attention that stores the score matrix | [`Path::Naive`] |

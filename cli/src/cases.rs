@@ -4,6 +4,7 @@
 //! than the tensors of its file bear out.
 
 mod golden;
+mod inputs;
 mod onnx;
 
 use core::fmt;
@@ -15,8 +16,9 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tilewise::reference::{Comparison, compare};
-use tilewise::{Bindings, Engine, Inputs, Problem, Tensor};
+use tilewise::{Attention, AttentionOutput, Bindings, Engine};
 
+use self::inputs::DeviceInputs;
 use crate::args::Common;
 use crate::measure::Progress;
 use crate::output::{self, printable};
@@ -52,21 +54,21 @@ struct Report {
     errored: usize,
 }
 
-/// What a case needs and isn't built yet: no failure.
+/// What a case needs and this program hasn't: no failure.
 #[derive(Debug)]
 struct Refused(String);
 
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "not built yet: {}", self.0)
+        f.write_str(&self.0)
     }
 }
 
 impl std::error::Error for Refused {}
 
-/// Ends a case as refused if it needs anything that isn't built.
-fn refuse(needs: &[String]) -> Result<()> {
-    if needs.is_empty() { Ok(()) } else { Err(Refused(needs.join(", ")).into()) }
+/// Ends a case as refused if there is any reason to.
+fn refuse(reasons: &[String]) -> Result<()> {
+    if reasons.is_empty() { Ok(()) } else { Err(Refused(reasons.join("; ")).into()) }
 }
 
 /// The comparisons of a case, by output.
@@ -213,12 +215,11 @@ struct Described {
     shape: Vec<usize>,
 }
 
+type Descriptions = BTreeMap<String, Described>;
+
 /// Whether a file holds the tensors that the manifest says, as it says.
-fn check_tensors<'a>(
-    tensors: &Tensors<'_>,
-    described: impl IntoIterator<Item = (&'a String, &'a Described)>,
-) -> Result<()> {
-    for (name, Described { dtype, shape }) in described {
+fn check_tensors(tensors: &Tensors<'_>, inputs: &Descriptions, outputs: &Descriptions) -> Result<()> {
+    for (name, Described { dtype, shape }) in inputs.iter().chain(outputs) {
         let view = tensors.get(name)?;
         let (held_dtype, held) = (dtype_name(view.dtype()), view.shape());
         ensure!(
@@ -227,6 +228,12 @@ fn check_tensors<'a>(
         );
     }
     Ok(())
+}
+
+/// What the file holds beside the tensors that the manifest describes: nobody knows what it would change.
+fn undescribed(tensors: &Tensors<'_>, inputs: &Descriptions, outputs: &Descriptions) -> Vec<String> {
+    let names = tensors.names().into_iter().filter(|&name| !inputs.contains_key(name) && !outputs.contains_key(name));
+    names.map(|name| format!("tensor {name}, which the manifest doesn't describe")).collect()
 }
 
 /// Whether a tensor is of the shape that others ask for.
@@ -245,15 +252,15 @@ impl Runner<'_> {
         TensorFile::read(&self.folder.join(relative)).with_context(|| file.to_string())
     }
 
-    /// Attention into outputs that were NaN before: o, in the axes (batch, heads, length, dim), and lse.
-    fn attention(&self, problem: &Problem, [q, k, v]: &[Tensor; 3]) -> Result<[Tensor; 2]> {
-        let plan = self.engine.plan(problem)?;
+    /// Attention into outputs that were NaN before.
+    fn attention(&self, inputs: &DeviceInputs, options: &Attention) -> Result<AttentionOutput> {
+        let inputs = inputs.inputs();
+        let plan = self.engine.plan(&inputs.problem(options)?)?;
         let output = nan_outputs(self.engine, &plan)?;
         let workspace = self.engine.alloc_workspace(&plan)?;
-        let bindings =
-            Bindings { inputs: Inputs::new(q, k, v), o: &output.o, lse: &output.lse, workspace: workspace.as_ref() };
+        let bindings = Bindings { inputs, o: &output.o, lse: &output.lse, workspace: workspace.as_ref() };
         self.engine.run(&plan, &bindings, |_| ControlFlow::Continue(()))?;
-        Ok([output.o, output.lse])
+        Ok(output)
     }
 }
 

@@ -118,7 +118,8 @@ pub(crate) enum Numbers {
     Bf16(Vec<bf16>),
 }
 
-fn elements<const N: usize, T>(bytes: &[u8], decode: impl Fn([u8; N]) -> T) -> Vec<T> {
+/// The elements of a tensor's bytes.
+pub(crate) fn elements<const N: usize, T>(bytes: &[u8], decode: impl Fn([u8; N]) -> T) -> Vec<T> {
     bytes.as_chunks().0.iter().map(|&chunk| decode(chunk)).collect()
 }
 
@@ -192,8 +193,8 @@ pub(crate) fn expected(name: &str, view: &TensorView<'_>) -> Result<Vec<f64>> {
 pub(crate) fn nan_outputs(engine: &Engine, plan: &Plan) -> Result<AttentionOutput> {
     let outputs = engine.alloc_output(plan)?;
     for tensor in [&outputs.o, &outputs.lse] {
-        // All ones are a NaN in every type.
-        let nans = vec![0xff; usize::try_from(tensor.raw_buffer().size())?];
+        // All bits set are a NaN in each of the types. A buffer has room for a whole last word, and is written by words.
+        let nans = vec![0xFF; (tensor.dtype().bytes() * tensor.elems()).next_multiple_of(4)];
         measure::caught(engine.device(), || engine.queue().write_buffer(tensor.raw_buffer(), 0, &nans))?;
     }
     Ok(outputs)

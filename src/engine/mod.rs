@@ -15,7 +15,7 @@ use crate::kernels::matmul;
 use crate::plan::{self, DeviceFacts, Path, Plan};
 use crate::problem::{Attention, DType, Problem};
 
-use steps::{Product, Step, Work, as_matrices, softmax_step, to_i32};
+use steps::{Product, Step, Work, as_matrices, merge_step, softmax_step, to_i32};
 
 /// A device with kernels on it. Cheap to clone; clones share the device, its pipelines and its memory count.
 ///
@@ -212,6 +212,47 @@ impl Engine {
             }
         }
         Ok(output)
+    }
+
+    /// What attention over all keys gives, from its results `a` and `b` over two parts of them: keys that lie in several buffers, come in
+    /// chunks, or belong to a prefix that several sequences share. A row that saw no key in one part (lse -inf) is the other's, bit for
+    /// bit. o is stored as that of `a`; in f16 or bf16 each merge rounds it, so that many parts want f32
+    /// ([`Attention::output_dtype`]).
+    ///
+    /// Positions are each call's own: a part that isn't the last needs its causal corner, window and ALiBi told by
+    /// [`crate::Inputs::ranges`], a bias or a mask. Sinks belong to one part alone, else they count twice.
+    ///
+    /// ```no_run
+    /// use tilewise::{Attention, Engine};
+    /// # fn main() -> tilewise::Result<()> {
+    /// let engine = Engine::new()?;
+    /// # let (q, k, v) = (vec![0.1f32; 64], vec![0.1f32; 5000 * 64], vec![0.1f32; 5000 * 64]);
+    /// let q = engine.upload(&q, [1, 1, 1, 64])?;
+    /// // 5000 keys, a thousand at a time.
+    /// let mut state = None;
+    /// for (k, v) in k.chunks(1000 * 64).zip(v.chunks(1000 * 64)) {
+    ///     let (k, v) = (engine.upload(k, [1, 1, 1000, 64])?, engine.upload(v, [1, 1, 1000, 64])?);
+    ///     let part = engine.attention(&q, &k, &v, &Attention::full())?;
+    ///     state = Some(match state {
+    ///         None => part,
+    ///         Some(state) => engine.merge(&state, &part)?,
+    ///     });
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for states of different shapes or engines; else as [`Engine::attention`].
+    pub fn merge(&self, a: &AttentionOutput, b: &AttentionOutput) -> Result<AttentionOutput> {
+        for tensor in [&a.o, &a.lse, &b.o, &b.lse] {
+            if !Arc::ptr_eq(tensor.gpu(), &self.gpu) {
+                return Err(Error::invalid("a state of another engine; accepted: of this one"));
+            }
+        }
+        let out =
+            AttentionOutput { o: self.alloc(a.o.dtype(), a.o.shape())?, lse: self.alloc(DType::F32, a.lse.shape())? };
+        self.submit_step(&merge_step(&self.gpu, a, b, &out)?)?;
+        Ok(out)
     }
 
     /// Output tensors for a plan, dense.

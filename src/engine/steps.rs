@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::gpu::{Gpu, Kernel, Launch, Purpose, Tensor};
-use crate::kernels::{Strides, flash_fwd, matmul, softmax_rows, to_u32};
+use crate::kernels::{Stored, Strides, flash_fwd, matmul, merge_states, softmax_rows, to_u32};
 use crate::plan::{Extras, Plan, Route, loops_per_pass};
 use crate::problem::{Align, Attention, DType, Dims, MAX_LEN, Problem};
 
-use super::inputs::{Bindings, Inputs, Sharing};
+use super::inputs::{AttentionOutput, Bindings, Inputs, Sharing};
 
 /// One kernel's work: a number of blocks that don't depend on each other.
 pub(super) struct Step {
@@ -187,7 +187,9 @@ fn naive_steps(
 /// Of a tensor of attention, (batch, heads, rows, dim), or (rows, heads, dim) of a packed batch.
 fn strides_of(gpu: &Gpu, name: &str, tensor: &Tensor, packed: bool) -> Result<Strides> {
     if packed {
-        Strides::of_matrices(gpu, name, &tensor.unflatten(0, 1)?.permute(&[0, 2, 1, 3])?)
+        // Sequences find their rows in the table: the batch has no stride.
+        let strides = Strides::of_matrices(gpu, name, &tensor.unflatten(0, 1)?.permute(&[0, 2, 1, 3])?)?;
+        Ok(Strides { outer: 0, ..strides })
     } else {
         Strides::of_matrices(gpu, name, tensor)
     }
@@ -225,7 +227,11 @@ fn flash_fwd_steps(
     let packed = options.is_packed();
     let (longest_q, longest_kv) = problem.longest();
     let q_blocks = longest_q.div_ceil(variant.block_q() as usize);
-    let lse_view = if packed { lse.unflatten(0, 1)? } else { lse.clone() };
+    let lse_strides = if packed {
+        Strides { outer: 0, ..Strides::of_vectors(gpu, "lse", &lse.unflatten(0, 1)?)? }
+    } else {
+        Strides::of_vectors(gpu, "lse", lse)?
+    };
     let (bias, bias_key) = broadcast_strides(gpu, "bias", inputs.bias)?;
     let (mask, _) = broadcast_strides(gpu, "mask", inputs.mask.map(|mask| &mask.words))?;
     let [left, right] = options.reach();
@@ -237,7 +243,7 @@ fn flash_fwd_steps(
         k: strides_of(gpu, "k", inputs.k, packed)?,
         v: strides_of(gpu, "v", inputs.v, packed)?,
         out: strides_of(gpu, "o", o, packed)?,
-        lse: Strides::of_vectors(gpu, "lse", &lse_view)?,
+        lse: lse_strides,
         bias,
         mask,
         q_len: to_u32(dims.q_len)?,
@@ -381,6 +387,77 @@ pub(super) fn softmax_step(
         blocks: (matrices * rows) as u64,
         params: Box::new(move |blocks| {
             let params = softmax_rows::Params { first_row: blocks.start, end_row: blocks.end, ..params };
+            bytemuck::bytes_of(&params).to_vec()
+        }),
+    })
+}
+
+/// A state's o as (batch, heads, rows, dim) and its lse as (batch, heads, rows), of a packed batch too.
+fn state_views(name: &str, state: &AttentionOutput) -> Result<(Tensor, Tensor)> {
+    let AttentionOutput { o, lse } = state;
+    let views = match (o.shape().len(), lse.shape().len()) {
+        (4, 3) => (o.clone(), lse.clone()),
+        (3, 2) => (o.unflatten(0, 1)?.permute(&[0, 2, 1, 3])?, lse.unflatten(0, 1)?),
+        _ => return Err(state_error(name, state)),
+    };
+    let float = o.dtype().is_float() && lse.dtype() == DType::F32;
+    if float && views.0.shape()[..3] == *views.1.shape() { Ok(views) } else { Err(state_error(name, state)) }
+}
+
+fn state_error(name: &str, AttentionOutput { o, lse }: &AttentionOutput) -> Error {
+    Error::invalid(format!(
+        "state {name} with o of {} and shape {:?}, lse of {} and shape {:?}; accepted: (batch, q_heads, q_len, value_dim) and \
+         (batch, q_heads, q_len), or (tokens, q_heads, value_dim) and (q_heads, tokens), lse in f32",
+        o.dtype(),
+        o.shape(),
+        lse.dtype(),
+        lse.shape()
+    ))
+}
+
+/// Two states into one, which is apart from both.
+pub(super) fn merge_step(gpu: &Gpu, a: &AttentionOutput, b: &AttentionOutput, out: &AttentionOutput) -> Result<Step> {
+    if a.o.shape() != b.o.shape() || a.lse.shape() != b.lse.shape() {
+        return Err(Error::invalid(format!(
+            "states of o {:?}, lse {:?} and o {:?}, lse {:?}; accepted: of the same shapes",
+            a.o.shape(),
+            a.lse.shape(),
+            b.o.shape(),
+            b.lse.shape()
+        )));
+    }
+    let ((a_o, a_lse), (b_o, b_lse), (o, lse)) = (state_views("a", a)?, state_views("b", b)?, state_views("out", out)?);
+    let variant = merge_states::Variant {
+        a: Stored::of(a.o.dtype(), gpu.features),
+        b: Stored::of(b.o.dtype(), gpu.features),
+        out: out.o.dtype(),
+        ..Default::default()
+    };
+    let &[batch, heads, rows, dim] = o.shape() else { return Err(state_error("out", out)) };
+    let row_vecs = dim.div_ceil(4);
+    let items = batch * heads * rows * row_vecs;
+    let params = merge_states::Params {
+        a: Strides::of_matrices(gpu, "o of state a", &a_o)?,
+        b: Strides::of_matrices(gpu, "o of state b", &b_o)?,
+        out: Strides::of_matrices(gpu, "o", &o)?,
+        lse_a: Strides::of_vectors(gpu, "lse of state a", &a_lse)?,
+        lse_b: Strides::of_vectors(gpu, "lse of state b", &b_lse)?,
+        lse: Strides::of_vectors(gpu, "lse", &lse)?,
+        heads: to_u32(heads)?,
+        rows: to_u32(rows)?,
+        dim: to_u32(dim)?,
+        row_vecs: to_u32(row_vecs)?,
+        items: to_u32(items)?,
+        first_block: 0,
+        end_block: 0,
+        pad: 0,
+    };
+    Ok(Step {
+        kernel: variant.kernel(),
+        tensors: vec![a_o, b_o, a_lse, o, lse, b_lse],
+        blocks: items.div_ceil(variant.threads as usize) as u64,
+        params: Box::new(move |blocks| {
+            let params = merge_states::Params { first_block: blocks.start, end_block: blocks.end, ..params };
             bytemuck::bytes_of(&params).to_vec()
         }),
     })

@@ -238,14 +238,13 @@ impl Variant {
         if options.shared_buffer {
             recipe = recipe.read_write();
         }
-        let native = [Some(options.q), Some(options.k), Some(options.v), options.bias].contains(&Some(Stored::F16));
         Kernel {
             recipe,
             workgroup_size: [self.tx, self.ty, 1],
             workgroup_bytes: self.workgroup_bytes(),
             params_bytes: size_of::<Params>() as u32,
             storage,
-            features: if native { wgpu::Features::SHADER_F16 } else { wgpu::Features::empty() },
+            features: Stored::features([options.q, options.k, options.v].into_iter().chain(options.bias)),
         }
     }
 }

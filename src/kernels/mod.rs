@@ -7,6 +7,7 @@
 mod contract;
 pub(crate) mod flash_fwd;
 pub(crate) mod matmul;
+pub(crate) mod merge_states;
 pub(crate) mod mods;
 pub(crate) mod softmax_rows;
 
@@ -35,6 +36,12 @@ impl Stored {
             DType::F16 => Self::F16Packed,
             DType::Bf16 => Self::Bf16,
         }
+    }
+
+    /// What a device needs to read these.
+    pub(crate) fn features(of: impl IntoIterator<Item = Self>) -> wgpu::Features {
+        let native = of.into_iter().any(|stored| stored == Self::F16);
+        if native { wgpu::Features::SHADER_F16 } else { wgpu::Features::empty() }
     }
 
     /// The alternative of the text `stored`.

@@ -180,3 +180,122 @@ fn explain(expanded: &Expanded, mods: &[(&Slot, &Arc<str>)], line: Option<u32>, 
         "the user's WGSL doesn't fit the kernel: {message}; accepted: text that defines {signatures}"
     ))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(result: Result<impl Sized>) -> String {
+        match result {
+            Err(Error::Invalid(message)) => message,
+            Err(other) => panic!("{other:?}"),
+            Ok(_) => panic!("accepted"),
+        }
+    }
+
+    /// A `score_mod` whose body is this.
+    fn score(body: &str) -> Result<ScoreMod> {
+        ScoreMod::new(&format!(
+            "fn score_mod(score: f32, b: u32, h: u32, q_idx: u32, kv_idx: u32) -> f32 {{\n{body}\n}}"
+        ))
+    }
+
+    #[test]
+    fn sound_mods_are_accepted() {
+        score("return score;").unwrap();
+        score("return score + data_f32(h) * f32(data_i32(0u)) * f32(data_u32(q_idx));").unwrap();
+        ScoreMod::new(
+            "const CAP = 20.0; // @spec\nstruct Pair { a: f32, b: f32 }\nfn cap(x: f32) -> f32 { return Pair(CAP * tanh(x / CAP), x).a; }
+             /* fn other */ fn score_mod(s: f32, batch: u32, head: u32, row: u32, key: u32) -> f32 { return cap(s); }",
+        )
+        .unwrap();
+        MaskMod::new("fn mask_mod(b: u32, h: u32, q_idx: u32, kv_idx: u32) -> bool { return kv_idx <= q_idx; }")
+            .unwrap();
+    }
+
+    /// The line is the snippet's own, and shown.
+    #[test]
+    fn errors_show_the_line_of_the_snippet() {
+        let message = refused(score("let a = 1;\nreturn scor;"));
+        assert!(message.contains("score_mod, line 3") && message.contains("return scor;"), "{message}");
+        let message = refused(score("return score +;"));
+        assert!(message.contains("score_mod, line 2"), "{message}");
+        let message = refused(score("return h;"));
+        assert!(message.contains("score_mod, line"), "{message}");
+        let message = refused(MaskMod::new(
+            "fn mask_mod(b: u32, h: u32, q_idx: u32, kv_idx: u32) -> bool {\n  return data_f64(0u);\n}",
+        ));
+        assert!(message.contains("mask_mod, line 2") && message.contains("data_f64"), "{message}");
+    }
+
+    /// Nothing of the user's, or another signature than is called.
+    #[test]
+    fn texts_that_do_not_define_the_function() {
+        let texts = [
+            "",
+            "// nothing",
+            "fn score(score: f32) -> f32 { return score; }",
+            "fn score_mod(score: f32) -> f32 { return score; }",
+            "fn score_mod(score: f32, b: u32, h: u32, q_idx: u32, kv_idx: u32) -> u32 { return h; }",
+            "fn score_mod(score: f32, b: i32, h: u32, q_idx: u32, kv_idx: u32) -> f32 { return score; }",
+            "/* fn score_mod(score: f32, b: u32, h: u32, q_idx: u32, kv_idx: u32) -> f32 { return score; }",
+            "fn score_mod(score: f32, b: u32, h: u32, q_idx: u32, kv_idx: u32) -> f32 {",
+            "}",
+            "\u{0}",
+        ];
+        for text in texts {
+            let message = refused(ScoreMod::new(text));
+            assert!(message.contains("score_mod"), "{text:?}: {message}");
+        }
+    }
+
+    /// A snippet computes; what it could do to the kernel around it, it may not.
+    #[test]
+    fn mods_keep_to_themselves() {
+        let with = |module: &str, body: &str| {
+            ScoreMod::new(&format!(
+                "{module}\nfn score_mod(score: f32, b: u32, h: u32, q_idx: u32, kv_idx: u32) -> f32 {{ {body} }}"
+            ))
+        };
+        for (module, body) in [
+            ("var<private> count: u32;", "return score;"),
+            ("var<workgroup> shared_: f32;", "return score;"),
+            ("@group(0) @binding(9) var<storage, read> mine: array<f32>;", "return score;"),
+            ("@compute @workgroup_size(1) fn other() {}", "return score;"),
+            ("override N: u32 = 1;", "return score;"),
+            ("", "workgroupBarrier(); return score;"),
+            ("", "storageBarrier(); return score;"),
+            ("", "sh_p[0] = vec4(score); return score;"),
+            ("", "lse[0] = 0u; return score;"),
+            ("", "return sh_p[0].x;"),
+            ("fn sneak() -> f32 { return sh_stage[0].x; }", "return sneak();"),
+            ("", "return q_at(0u);"),
+            ("fn extra(at: u32) -> u32 { return at; }", "return score;"),
+            ("const TX = 3u;", "return score;"),
+            ("", "return score_mod(score, b, h, q_idx, kv_idx);"),
+        ] {
+            refused(with(module, body));
+        }
+    }
+
+    /// Each sound by itself, together not.
+    #[test]
+    fn two_mods_of_one_name() {
+        let helper = "fn helper() -> f32 { return 1.0; }";
+        let score_mod = score("return score * helper();").map_err(|_| ());
+        assert!(score_mod.is_err(), "helper isn't the kernel's");
+        let score_mod = ScoreMod::new(&format!(
+            "{helper}\nfn score_mod(score: f32, b: u32, h: u32, q_idx: u32, kv_idx: u32) -> f32 {{ return score * helper(); }}"
+        ))
+        .unwrap();
+        let mask = |text: &str| {
+            MaskMod::new(&format!(
+                "{text}\nfn mask_mod(b: u32, h: u32, q_idx: u32, kv_idx: u32) -> bool {{ return h == 0u; }}"
+            ))
+            .unwrap()
+        };
+        check_both(&score_mod, &mask("")).unwrap();
+        let message = refused(check_both(&score_mod, &mask(helper)));
+        assert!(message.contains("helper"), "{message}");
+    }
+}

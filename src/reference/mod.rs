@@ -17,6 +17,7 @@
 //! |---|---|
 //! | one problem with its data | [`Case`] |
 //! | `o` and `lse` of all rows, of some rows, of a packed batch | [`attention`], [`attention_rows`], [`attention_packed`] |
+//! | two results over some keys each, as one over all | [`merge`] |
 //! | what the naive path is made of | [`matmul`], [`matmul_transposed`], [`softmax_rows`] |
 //! | how far an honest `f32` engine may be off | [`Output::tolerance`], [`Tolerance`] |
 //! | how far a naive `f32`, `f16` or `bf16` implementation is off | [`low_precision`] |
@@ -45,6 +46,7 @@ mod case;
 mod compare;
 mod low_precision;
 mod matrix;
+mod merge;
 mod parallel;
 mod tolerance;
 
@@ -53,4 +55,5 @@ pub use case::{Align, Broadcast, Case, MaskMod, ScoreMod};
 pub use compare::{Comparison, Mismatch, compare};
 pub use low_precision::{LowPrecision, Precision, low_precision};
 pub use matrix::{Product, Softmax, matmul, matmul_transposed, softmax_rows};
+pub use merge::merge;
 pub use tolerance::Tolerance;

@@ -15,6 +15,7 @@ impl Library {
     pub(crate) const EMBEDDED: Self = embed! {
         "flash_fwd.wgsl",
         "matmul.wgsl",
+        "merge_states.wgsl",
         "softmax_rows.wgsl",
         "common/extras_none.wgsl",
         "common/extras_words.wgsl",

@@ -14,6 +14,12 @@ fn expand(text: &'static str, change: impl FnOnce(Recipe) -> Recipe) -> Result<E
         ("common/itself.wgsl", "// @include itself\n"),
         ("common/wrong.wgsl", "\n\n// @unrol\n"),
         ("common/specs.wgsl", "const DEPTH: u32 = 8u; // @spec\n"),
+        (
+            "common/tensor_f32.wgsl",
+            "@binding(TENSOR_BINDING) var<storage, read> tensor: array<f32>; // tensor\nfn tensor_at() { tensors(tensor, my_tensor); }\n",
+        ),
+        ("common/tensor_half.wgsl", "enable f16;\nvar<storage, read> tensor: array<f16>;\n"),
+        ("common/tensor_none.wgsl", "fn tensor_at() {}"),
     ]
     .leak();
     change(Recipe::new("k")).expand(Library(files))
@@ -228,6 +234,54 @@ fn include_errors() {
     assert_eq!(unknown, "k.wgsl:1: slot `load` = `f64`, supported: f32, f16");
     let twice = error("// @include load\n", |it| it.slot("load", "f32").slot("load", "f32"));
     assert_eq!(twice, "k.wgsl: the recipe sets `load` twice");
+}
+
+/// A text that is included once a tensor goes by the tensor's name, in words that are the text's name or begin with it.
+#[test]
+fn instances_have_names_of_their_own() {
+    assert_eq!(
+        text("// @include tensor as q = f32\n// @include tensor as bias = none\n"),
+        "@binding(Q_BINDING) var<storage, read> q: array<f32>; // tensor\nfn q_at() { tensors(q, my_tensor); }\nfn bias_at() {}\n"
+    );
+    let chosen = with("// @include tensor as q = none\n", |it| it.slot("q", "f32").read_write());
+    assert!(chosen.starts_with("@binding(Q_BINDING) var<storage, read_write> q: array<f32>;"), "{chosen}");
+    assert_error(
+        "// @include tensor as q = f32\n// @include tensor as q = none\n",
+        "k.wgsl:2: `q` is included twice, the first time at k.wgsl:1",
+    );
+    assert_error(
+        "// @include tensor as q\n",
+        "k.wgsl:1: slot `q` has no default, so the recipe has to choose from: f32",
+    );
+    assert_error("// @include tensor as = f32\n", "k.wgsl:1: `// @include tensor as = f32`: expected");
+    let unknown = error("// @include tensor as q = f32\n", |it| it.slot("tensor", "f32"));
+    assert_eq!(unknown, "k.wgsl: slot `tensor` isn't among the includes: q");
+}
+
+/// `enable` is taken from wherever it stands to the top, once.
+#[test]
+fn enables_come_first() {
+    let expanded =
+        expand("const A: u32 = 1u;\n// @include tensor as q = half\n// @include tensor as k = half\n", |it| it);
+    let expanded = expanded.unwrap();
+    assert_eq!(
+        expanded.text,
+        "enable f16;\nconst A: u32 = 1u;\nvar<storage, read> q: array<f16>;\nvar<storage, read> k: array<f16>;\n"
+    );
+    assert_eq!(expanded.origin(1).unwrap().to_string(), "common/tensor_half.wgsl:1");
+    assert_eq!(expanded.origin(2).unwrap().to_string(), "k.wgsl:1");
+}
+
+/// A user's text stands as it is, whatever looks like a directive in it, and its lines know that they are the user's.
+#[test]
+fn a_slot_takes_a_users_text() {
+    let user = std::sync::Arc::from("fn mine() {} // @unrol\n// @include plain\n@x; // @spec");
+    let expanded = expand("// first\n// @include tensor as q = none\n// last\n", |it| it.text("q", &user)).unwrap();
+    assert_eq!(expanded.text, "// first\nfn mine() {} // @unrol\n// @include plain\n@x; // @spec\n// last\n");
+    assert_eq!(expanded.origin(4).unwrap().to_string(), "q:3");
+    assert_eq!(expanded.origin(5).unwrap().to_string(), "k.wgsl:3");
+    let empty = std::sync::Arc::from("");
+    assert_eq!(with("// @include load = f32\nx\n", |it| it.text("load", &empty)), "x\n");
 }
 
 // @spec.

@@ -6,6 +6,7 @@
 //! Each module states the contract that it checks; [`support`] has what they share. The tests of [`smoke`] are the quick ones, for drivers
 //! that are slow.
 
+mod call;
 mod dims;
 mod errors;
 mod field_cases;
@@ -15,6 +16,8 @@ mod lifecycle;
 mod long;
 mod matmul;
 mod memory;
+mod merge;
+mod options;
 mod poison;
 mod properties;
 mod repeats;

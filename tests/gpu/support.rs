@@ -3,8 +3,8 @@
 use std::io::Write;
 use std::sync::OnceLock;
 
+use half::{bf16, f16};
 use tilewise::reference::{self, Case, Output, Precision};
-use tilewise::wgpu::util::DeviceExt;
 use tilewise::{
     Align, Attention, Bindings, DType, DeviceFacts, Dims, Engine, EngineOptions, Error, GpuError, Inputs, LimitsChoice,
     Path, Plan, Problem, Tensor, wgpu,
@@ -191,18 +191,34 @@ pub(crate) fn bits(x: &[f32]) -> Vec<u32> {
 /// Every way that this device has to compute a problem: the tiles meant for software devices and those meant for GPUs, whichever it
 /// is, and naive with either kind of product.
 pub(crate) fn plans(engine: &Engine, problem: &Problem) -> Vec<Plan> {
-    let mut plans: Vec<Plan> = Vec::new();
-    for device_type in [wgpu::DeviceType::Cpu, wgpu::DeviceType::Other] {
-        let facts = DeviceFacts { device_type, ..engine.facts() };
-        let naive = Plan::new(problem, &facts, Path::Naive).unwrap();
-        for plan in Plan::candidates(problem, &facts).unwrap().into_iter().chain([naive]) {
-            if plans.iter().all(|known| known.kernels() != plan.kernels()) {
-                plans.push(plan);
-            }
-        }
+    let mut plans = tiled_plans(engine, problem);
+    for facts in kinds(engine) {
+        add(&mut plans, Plan::new(problem, &facts, Path::Naive).unwrap());
     }
     assert!(plans.len() >= 4, "{plans:?}");
     plans
+}
+
+/// Those of them that are tiled.
+pub(crate) fn tiled_plans(engine: &Engine, problem: &Problem) -> Vec<Plan> {
+    let mut plans = Vec::new();
+    for facts in kinds(engine) {
+        for plan in Plan::candidates(problem, &facts).unwrap() {
+            add(&mut plans, plan);
+        }
+    }
+    plans
+}
+
+/// The device as a software device and as a GPU.
+fn kinds(engine: &Engine) -> [DeviceFacts; 2] {
+    [wgpu::DeviceType::Cpu, wgpu::DeviceType::Other].map(|device_type| DeviceFacts { device_type, ..engine.facts() })
+}
+
+fn add(plans: &mut Vec<Plan>, plan: Plan) {
+    if plans.iter().all(|known| known.kernels() != plan.kernels()) {
+        plans.push(plan);
+    }
 }
 
 /// Whether a plan is one of the naive path.
@@ -212,11 +228,26 @@ pub(crate) fn is_naive(plan: &Plan) -> bool {
 
 /// A dense tensor with NaN before and after it in its buffer, at an element that no device aligns bindings to.
 pub(crate) fn amid_nan(engine: &Engine, data: &[f32], shape: &[usize]) -> Tensor {
+    amid_nan_in(DType::F32, engine, data, shape)
+}
+
+/// The same of numbers stored in a type, rounded.
+pub(crate) fn amid_nan_in(dtype: DType, engine: &Engine, data: &[f32], shape: &[usize]) -> Tensor {
     const BEFORE: usize = 37;
     let mut padded = vec![f32::NAN; BEFORE + data.len() + 29];
     padded[BEFORE..BEFORE + data.len()].copy_from_slice(data);
-    let whole = engine.upload(&padded, [padded.len()]).unwrap();
-    engine.borrow(whole.raw_buffer().clone(), DType::F32, BEFORE, shape).unwrap()
+    let whole = upload_in(dtype, engine, &padded);
+    engine.borrow(whole.raw_buffer().clone(), dtype, BEFORE, shape).unwrap()
+}
+
+/// One row of numbers stored in a type, rounded.
+pub(crate) fn upload_in(dtype: DType, engine: &Engine, data: &[f32]) -> Tensor {
+    let shape = [data.len()];
+    match dtype {
+        DType::F16 => engine.upload(&data.iter().map(|&x| f16::from_f32(x)).collect::<Vec<_>>(), shape).unwrap(),
+        DType::Bf16 => engine.upload(&data.iter().map(|&x| bf16::from_f32(x)).collect::<Vec<_>>(), shape).unwrap(),
+        _ => engine.upload(data, shape).unwrap(),
+    }
 }
 
 /// q, k and v on a device.
@@ -271,31 +302,33 @@ pub(crate) struct Guarded {
     whole: Tensor,
 }
 
-/// A finite number that no result is.
-const GUARD: f32 = -7.372_591_4e28;
+/// A number that no result is, and that every type can hold.
+const GUARD: f32 = -24_576.0;
+/// Odd, so that the first and last element of a type of two bytes share their word with a guard.
 const BEFORE: usize = 131;
 const AFTER: usize = 67;
 
 impl Guarded {
     /// A dense tensor.
     pub(crate) fn new(engine: &Engine, shape: &[usize]) -> Self {
+        Self::stored(DType::F32, engine, shape)
+    }
+
+    /// A dense tensor of a type.
+    pub(crate) fn stored(dtype: DType, engine: &Engine, shape: &[usize]) -> Self {
         let elems: usize = shape.iter().product();
-        let mut contents = vec![GUARD; BEFORE + elems + AFTER];
+        let mut contents = vec![GUARD; BEFORE + elems + AFTER + elems % 2];
         contents[BEFORE..BEFORE + elems].fill(f32::NAN);
-        let buffer = engine.device().create_buffer_init(&wgpu::util::BufferInitDescriptor {
-            label: Some("guarded"),
-            contents: &bytes(&contents),
-            usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC,
-        });
-        let whole = engine.borrow(buffer.clone(), DType::F32, 0, [contents.len()]).unwrap();
-        Self { tensor: engine.borrow(buffer, DType::F32, BEFORE, shape).unwrap(), whole }
+        let whole = upload_in(dtype, engine, &contents);
+        let buffer = whole.raw_buffer().clone();
+        Self { tensor: engine.borrow(buffer, dtype, BEFORE, shape).unwrap(), whole }
     }
 
     /// The elements in the order they lie, once the guard words are found as they were.
     #[track_caller]
     pub(crate) fn read(&self) -> Vec<f32> {
         let mut all = self.whole.read().unwrap();
-        let after = all.split_off(all.len() - AFTER);
+        let after = all.split_off(BEFORE + self.tensor.shape().iter().product::<usize>());
         let elems = all.split_off(BEFORE);
         for (place, guard) in (0..).zip(&all).chain((BEFORE + elems.len()..).zip(&after)) {
             assert_eq!(guard.to_bits(), GUARD.to_bits(), "{guard} was written {place} elements into the buffer");

@@ -5,25 +5,37 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use serde_json::Value;
-use tilewise::{Align, Attention, Dims, Problem};
+use tilewise::reference::Comparison;
+use tilewise::{Align, Attention, DType};
 
-use super::{Compared, Described, Runner, check_shape, check_tensors, compare_no_nan, refuse};
+use super::inputs::{DeviceInputs, booleans, four_axes, lengths, stored_exactly};
+use super::{Compared, Descriptions, Runner, check_shape, check_tensors, compare_no_nan, refuse, undescribed};
 use crate::tensors::{Numbers, Tensors, expected};
 use crate::verify::{Dtype, Outputs, VerifyArgs};
 
 #[derive(Debug, Deserialize)]
 struct Entry {
     file: String,
-    layout: String,
+    layout: Layout,
     dims: CaseDims,
     attrs: Attrs,
-    inputs: BTreeMap<String, Described>,
-    outputs: BTreeMap<String, Described>,
+    inputs: Descriptions,
+    outputs: Descriptions,
     compare: Vec<String>,
     tol: BTreeMap<String, BTreeMap<String, f64>>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Layout {
+    /// (batch, heads, length, dim).
+    Bhsd,
+    /// Packed: (tokens, heads, dim).
+    Thd,
+}
+
+/// For the packed layout `b` is the number of sequences, `sq` and `skv` are the totals.
+#[derive(Debug, Clone, Copy, Deserialize)]
 struct CaseDims {
     b: usize,
     hq: usize,
@@ -63,10 +75,11 @@ pub(super) fn check(runner: &Runner<'_>, case: &Value) -> Result<Compared> {
     let entry = Entry::deserialize(case).context("the case's entry in the manifest")?;
     let file = runner.open(&entry.file)?;
     let tensors = file.tensors().with_context(|| entry.file.clone())?;
-    check_tensors(&tensors, entry.inputs.iter().chain(&entry.outputs))?;
-    refuse(&entry.needs(runner.args)?)?;
+    check_tensors(&tensors, &entry.inputs, &entry.outputs)?;
+    ensure!(!entry.compare.is_empty(), "the manifest names no output to compare");
+    refuse(&entry.reasons_against(runner.args, &tensors))?;
+    entry.check_shapes(&tensors)?;
 
-    let problem = entry.problem(&tensors)?;
     let mut wanted = Vec::new();
     for name in entry.compared(runner.args) {
         let dtype = runner.args.dtype.name();
@@ -74,81 +87,111 @@ pub(super) fn check(runner: &Runner<'_>, case: &Value) -> Result<Compared> {
         let tolerance = *tolerance.with_context(|| format!("the manifest has no tol of {name} for {dtype}"))?;
         wanted.push((name, expected(name, &tensors.get(name)?)?, tolerance));
     }
-    let upload = |name: &str| -> Result<_> {
-        let view = tensors.get(name)?;
-        Ok(Numbers::of(name, &view)?.upload(runner.engine, view.shape())?)
-    };
-    let [o, lse] = runner.attention(&problem, &[upload("q")?, upload("k")?, upload("v")?])?;
-    let compare = |(name, expected, tolerance): (&str, Vec<f64>, f64)| -> Result<_> {
-        let got = if name == "lse" { lse.read()? } else { o.read()? };
-        Ok((name.to_string(), compare_no_nan(&got, &expected, tolerance)))
-    };
-    wanted.into_iter().map(compare).collect()
+    let options = entry.options(&tensors)?;
+    let output = runner.attention(&entry.upload(runner, &tensors)?, &options)?;
+    let mut compared = Compared::new();
+    for (name, expected, tolerance) in wanted {
+        let got = if name == "lse" { output.lse.read()? } else { output.o.read()? };
+        let mut comparison = compare_no_nan(&got, &expected, tolerance);
+        if name == "o" {
+            entry.check_empty_rows(&tensors, &got, &mut comparison)?;
+        }
+        compared.insert(name.to_string(), comparison);
+    }
+    Ok(compared)
+}
+
+/// A bound of a window: below 0 is none.
+fn bound(keys: Option<i64>) -> Option<u32> {
+    // No input is as long as the largest bound.
+    keys.filter(|&keys| keys >= 0).map(|keys| u32::try_from(keys).unwrap_or(u32::MAX))
 }
 
 impl Entry {
+    fn packed(&self) -> bool {
+        self.layout == Layout::Thd
+    }
+
+    fn has(&self, input: &str) -> bool {
+        self.inputs.contains_key(input)
+    }
+
     /// The outputs to compare, of those asked for.
     fn compared(&self, args: &VerifyArgs) -> Vec<&str> {
-        let forward = |name: &&str| args.outputs == Outputs::All || matches!(*name, "o" | "lse");
-        self.compare.iter().map(String::as_str).filter(forward).collect()
+        let gradient = |name: &&str| name.starts_with('d');
+        let outputs = || self.compare.iter().map(String::as_str);
+        let forward: Vec<_> = outputs().filter(|name| !gradient(name)).collect();
+        // Of the outputs asked for a case may have none: it is about the others.
+        if args.outputs == Outputs::All || forward.is_empty() { outputs().collect() } else { forward }
     }
 
-    /// What the case needs that isn't built.
-    fn needs(&self, args: &VerifyArgs) -> Result<Vec<String>> {
-        let mut needs = Vec::new();
-        match self.layout.as_str() {
-            "bhsd" => {}
-            "thd" => needs.push("packed layout thd".to_string()),
-            other => bail!("layout {other:?}; accepted: \"bhsd\", \"thd\""),
-        }
-        if args.dtype != Dtype::F32 {
-            needs.push(format!("storage in {}", args.dtype.name()));
-        }
+    /// What the case needs that isn't built or isn't known.
+    fn reasons_against(&self, args: &VerifyArgs, tensors: &Tensors<'_>) -> Vec<String> {
+        let mut reasons = undescribed(tensors, &self.inputs, &self.outputs);
         for name in self.inputs.keys() {
-            match name.as_str() {
+            let known = match name.as_str() {
                 // do and dlse matter to gradients only, which are seen by the outputs.
-                "q" | "k" | "v" | "do" | "dlse" => {}
-                // Part of the packed layout.
-                "cu_seqlens_q" | "cu_seqlens_k" if self.layout == "thd" => {}
-                other => needs.push(other.to_string()),
+                "q" | "k" | "v" | "do" | "dlse" | "sinks" | "alibi_slopes" => true,
+                "bias" | "mask" | "kv_lens" | "q_lens" => !self.packed(),
+                "cu_seqlens_q" | "cu_seqlens_k" => self.packed(),
+                _ => false,
+            };
+            if !known {
+                let layout = if self.packed() { "thd" } else { "bhsd" };
+                reasons.push(format!("input {name} isn't known in layout {layout}"));
             }
-        }
-        let attrs = &self.attrs;
-        let (left, right) = (attrs.window_left.unwrap_or(-1), attrs.window_right.unwrap_or(-1));
-        if left >= 0 || right >= 0 {
-            needs.push(format!("window ({left}, {right})"));
-        }
-        if let Some(softcap) = attrs.softcap.filter(|&softcap| softcap != 0.0) {
-            ensure!(softcap > 0.0, "softcap {softcap}; accepted: 0 or more");
-            needs.push(format!("softcap {softcap}"));
         }
         let off = |value: &Value| value.is_null() || value == false || value.as_f64() == Some(0.0);
-        needs.extend(
-            attrs.others.iter().filter(|(_, value)| !off(value)).map(|(name, value)| format!("{name} {value}")),
-        );
-        ensure!(!self.compare.is_empty(), "the manifest names no output to compare");
-        let mut compared = self.compared(args);
-        if compared.is_empty() {
-            // Of the outputs asked for it has none: it is about the others.
-            compared = self.compare.iter().map(String::as_str).collect();
+        let others = self.attrs.others.iter().filter(|(_, value)| !off(value));
+        reasons.extend(others.map(|(name, value)| format!("attribute {name} {value} isn't known")));
+        let (gradients, others): (Vec<_>, Vec<_>) = self
+            .compared(args)
+            .into_iter()
+            .filter(|name| !matches!(*name, "o" | "lse"))
+            .partition(|name| name.starts_with('d'));
+        if !gradients.is_empty() {
+            reasons.push(format!("gradients ({}) aren't built yet", gradients.join(" ")));
         }
-        compared.retain(|name| !matches!(*name, "o" | "lse"));
-        if !compared.is_empty() {
-            needs.push(format!("gradients ({})", compared.join(" ")));
-        }
-        Ok(needs)
+        reasons.extend(others.into_iter().map(|name| format!("output {name} isn't known")));
+        reasons
     }
 
-    fn problem(&self, tensors: &Tensors<'_>) -> Result<Problem> {
+    /// Whether the tensors are of the shapes that the case's dims say.
+    fn check_shapes(&self, tensors: &Tensors<'_>) -> Result<()> {
         let CaseDims { b, hq, hkv, sq, skv, d, dv } = self.dims;
-        check_shape(tensors, "q", &[b, hq, sq, d])?;
-        check_shape(tensors, "k", &[b, hkv, skv, d])?;
-        check_shape(tensors, "v", &[b, hkv, skv, dv])?;
-        for (name, shape) in [("o", &[b, hq, sq, dv][..]), ("lse", &[b, hq, sq])] {
-            if self.compare.iter().any(|compared| compared == name) {
-                check_shape(tensors, name, shape)?;
+        let packed = self.packed();
+        let of_heads = |heads, len, dim| if packed { vec![len, heads, dim] } else { vec![b, heads, len, dim] };
+        check_shape(tensors, "q", &of_heads(hq, sq, d))?;
+        check_shape(tensors, "k", &of_heads(hkv, skv, d))?;
+        check_shape(tensors, "v", &of_heads(hkv, skv, dv))?;
+        let lse = if packed { vec![hq, sq] } else { vec![b, hq, sq] };
+        for (name, shape) in [("o", of_heads(hq, sq, dv)), ("lse", lse)] {
+            if self.outputs.contains_key(name) || self.compare.iter().any(|compared| compared == name) {
+                check_shape(tensors, name, &shape)?;
             }
         }
+        let bounds = vec![b.saturating_add(1)];
+        if packed {
+            check_shape(tensors, "cu_seqlens_q", &bounds)?;
+            check_shape(tensors, "cu_seqlens_k", &bounds)?;
+        }
+        for (name, shape) in [("sinks", hq), ("kv_lens", b), ("q_lens", b)] {
+            if self.has(name) {
+                check_shape(tensors, name, &[shape])?;
+            }
+        }
+        if self.has("alibi_slopes") {
+            let slopes = tensors.get("alibi_slopes")?;
+            ensure!(
+                *slopes.shape() == [hq] || *slopes.shape() == [b, hq],
+                "alibi_slopes is {:?}; accepted: [{hq}], [{b}, {hq}], by the case's dims",
+                slopes.shape()
+            );
+        }
+        Ok(())
+    }
+
+    fn options(&self, tensors: &Tensors<'_>) -> Result<Attention> {
         let attrs = &self.attrs;
         let align = match attrs.align.as_deref() {
             None | Some("bottom_right") => Align::BottomRight,
@@ -156,13 +199,77 @@ impl Entry {
             Some(other) => bail!("align {other:?}; accepted: \"bottom_right\", \"top_left\""),
         };
         let options = if attrs.causal { Attention::causal() } else { Attention::full() };
-        let options = options.align(align);
-        let options = match attrs.scale {
-            #[expect(clippy::cast_possible_truncation, reason = "the kernels compute in f32")]
-            Some(scale) => options.softmax_scale(scale as f32),
-            None => options,
-        };
-        let dims = Dims { batch: b, q_heads: hq, kv_heads: hkv, q_len: sq, kv_len: skv, head_dim: d, value_dim: dv };
-        Ok(Problem::new(dims, options)?)
+        let mut options = options.align(align).window(bound(attrs.window_left), bound(attrs.window_right));
+        #[expect(clippy::cast_possible_truncation, reason = "the kernels compute in f32")]
+        if let Some(scale) = attrs.scale {
+            options = options.softmax_scale(scale as f32);
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "the kernels compute in f32")]
+        if let Some(softcap) = attrs.softcap.filter(|&softcap| softcap != 0.0) {
+            ensure!(softcap > 0.0, "softcap {softcap}; accepted: 0 or more");
+            options = options.softcap(softcap as f32);
+        }
+        let lengths = |name: &str| lengths(name, &tensors.get(name)?);
+        if self.has("alibi_slopes") {
+            options = options.alibi(numbers(tensors, "alibi_slopes")?);
+        }
+        if self.has("kv_lens") {
+            options = options.kv_lens(lengths("kv_lens")?);
+        }
+        if self.has("q_lens") {
+            options = options.q_lens(lengths("q_lens")?);
+        }
+        if self.packed() {
+            options = options.packed(lengths("cu_seqlens_q")?, lengths("cu_seqlens_k")?);
+        }
+        Ok(options)
     }
+
+    /// The inputs on the device: q, k and v in the type to run in, a bias too if it stays what it is. All else is f32 always.
+    fn upload(&self, runner: &Runner<'_>, tensors: &Tensors<'_>) -> Result<DeviceInputs> {
+        let engine = runner.engine;
+        let dtype = match runner.args.dtype {
+            Dtype::F32 => DType::F32,
+            Dtype::F16 => DType::F16,
+            Dtype::Bf16 => DType::Bf16,
+        };
+        let stored = |name: &str| -> Result<_> {
+            let stored = stored_exactly(&numbers(tensors, name)?, dtype).with_context(|| {
+                format!("{name} has numbers that {dtype} doesn't hold, which the manifest lists in inputs_exact_in")
+            })?;
+            Ok(stored.upload(engine, tensors.get(name)?.shape())?)
+        };
+        let mut inputs = DeviceInputs::new([stored("q")?, stored("k")?, stored("v")?]);
+        if self.has("bias") {
+            let bias = numbers(tensors, "bias")?;
+            let bias = stored_exactly(&bias, dtype).unwrap_or(Numbers::F32(bias));
+            inputs.bias = Some(bias.upload(engine, &four_axes("bias", tensors.get("bias")?.shape())?)?);
+        }
+        if self.has("mask") {
+            let mask = tensors.get("mask")?;
+            inputs.mask = Some(engine.upload_mask(&booleans("mask", &mask)?, four_axes("mask", mask.shape())?)?);
+        }
+        if self.has("sinks") {
+            inputs.sinks = Some(engine.upload(&numbers(tensors, "sinks")?, [self.dims.hq])?);
+        }
+        Ok(inputs)
+    }
+
+    /// A row that sees no key is exactly 0 in o: no tolerance is for that. Those rows are known by their lse.
+    fn check_empty_rows(&self, tensors: &Tensors<'_>, o: &[f32], comparison: &mut Comparison) -> Result<()> {
+        if !self.outputs.contains_key("lse") {
+            return Ok(());
+        }
+        let CaseDims { hq, sq, dv, .. } = self.dims;
+        let lse = expected("lse", &tensors.get("lse")?)?;
+        let empty = lse.iter().enumerate().filter(|&(_, &lse)| lse == f64::NEG_INFINITY);
+        let row = |n: usize| if self.packed() { n % sq * hq + n / sq } else { n };
+        let wrong = empty.flat_map(|(n, _)| &o[row(n) * dv..][..dv]).filter(|&&x| x != 0.0).count();
+        comparison.mismatches = comparison.mismatches.max(wrong);
+        Ok(())
+    }
+}
+
+fn numbers(tensors: &Tensors<'_>, name: &str) -> Result<Vec<f32>> {
+    Ok(Numbers::of(name, &tensors.get(name)?)?.into_f32())
 }

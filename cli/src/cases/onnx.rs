@@ -1,15 +1,17 @@
 //! Cases of the format `onnx-attention-cases/1`: ONNX's own node tests.
 
+mod call;
+
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 use serde_json::Value;
-use tilewise::reference::{self, Case, Precision};
-use tilewise::{Align, Attention, Dims, Problem, Tensor};
+use tilewise::Dims;
 
-use super::{Compared, Described, Runner, check_tensors, compare_no_nan, refuse};
-use crate::tensors::{Numbers, Tensors, expected};
+use self::call::Call;
+use super::{Compared, Descriptions, Runner, check_tensors, compare_no_nan, refuse, undescribed};
+use crate::tensors::{Tensors, expected};
 use crate::verify::{Dtype, VerifyArgs};
 
 #[derive(Debug, Deserialize)]
@@ -19,8 +21,8 @@ struct Entry {
     dtype: String,
     layout: Option<String>,
     attrs: BTreeMap<String, Value>,
-    inputs: BTreeMap<String, Described>,
-    outputs: BTreeMap<String, Described>,
+    inputs: Descriptions,
+    outputs: Descriptions,
     /// How far ONNX's own stored output is from the exact one.
     #[serde(default)]
     f64_max_abs_diff: BTreeMap<String, f64>,
@@ -36,63 +38,33 @@ pub(super) fn check(runner: &Runner<'_>, case: &Value) -> Result<Compared> {
     let entry = Entry::deserialize(case).context("the case's entry in the manifest")?;
     let file = runner.open(&entry.file)?;
     let tensors = file.tensors().with_context(|| entry.file.clone())?;
-    check_tensors(&tensors, entry.inputs.iter().chain(&entry.outputs))?;
-    refuse(&entry.needs())?;
+    check_tensors(&tensors, &entry.inputs, &entry.outputs)?;
+    refuse(&entry.reasons_against(&tensors))?;
 
-    let inputs = [
-        entry.input(&tensors, "q", "q_num_heads")?,
-        entry.input(&tensors, "k", "kv_num_heads")?,
-        entry.input(&tensors, "v", "kv_num_heads")?,
-    ];
-    let problem = entry.problem(&inputs)?;
+    let call = Call::new(&entry, &tensors)?;
     let y = tensors.get("y")?;
-    let result_shape =
-        entry.stored(&[problem.dims().batch, problem.dims().q_heads, problem.dims().q_len, problem.dims().value_dim]);
-    ensure!(y.shape() == result_shape, "y is {:?}; accepted: {result_shape:?}, by the inputs", y.shape());
+    let shape = entry.stored(call.dims());
+    ensure!(y.shape() == shape, "y is {:?}; accepted: {shape:?}, by the inputs", y.shape());
 
-    let upload = |input: &Input| -> Result<Tensor> {
-        let tensor = runner.engine.upload(&input.numbers, &input.stored)?;
-        Ok(if entry.is_3d() { tensor.heads(input.shape[1])? } else { tensor })
-    };
-    let [q, k, v] = &inputs;
-    let device = [upload(q)?, upload(k)?, upload(v)?];
-    let [o, _] = runner.attention(&problem, &device)?;
+    let device = call.upload(runner.engine)?;
+    let o = runner.attention(&device, &call.options()?)?.o;
     let got = if entry.is_3d() { o.permute(&[0, 2, 1, 3])?.read()? } else { o.read()? };
-    // The views tell where each element is: read back, they are dense in the reference's order.
-    let [q, k, v] = &device;
-    let tolerance = tolerance(&problem, &q.read()?, &k.read()?, &v.read()?)?;
-    let tolerance = tolerance + entry.f64_max_abs_diff.get("y").copied().unwrap_or_default();
-    Ok(BTreeMap::from([("y".to_string(), compare_no_nan(&got, &expected("y", &y)?, tolerance))]))
-}
-
-/// An input as stored and as attention sees it.
-struct Input {
-    numbers: Vec<f32>,
-    stored: Vec<usize>,
-    /// (batch, heads, length, dim)
-    shape: [usize; 4],
-}
-
-/// ONNX's own relative 1e-3 would let wrong kernels pass: what an honest f32 engine keeps to is far less.
-fn tolerance(problem: &Problem, q: &[f32], k: &[f32], v: &[f32]) -> Result<f64> {
-    let Dims { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim } = problem.dims();
-    let case = Case {
-        batch,
-        q_heads,
-        kv_heads,
-        q_len,
-        kv_len,
-        head_dim,
-        value_dim,
-        q,
-        k,
-        v,
-        softmax_scale: Some(problem.softmax_scale().into()),
-        causal: problem.attention().is_causal(),
-        align: reference::Align::TopLeft,
-        ..Case::default()
-    };
-    Ok(reference::attention(&case)?.tolerance.o(Precision::F32))
+    let mut compared =
+        BTreeMap::from([("y".to_string(), compare_no_nan(&got, &expected("y", &y)?, entry.tolerance(&call)?))]);
+    // The past with the new keys behind it: a copy, of which every bit is right.
+    for (name, tensor) in [("present_key", &device.k), ("present_value", &device.v)] {
+        if entry.outputs.contains_key(name) {
+            let present = tensors.get(name)?;
+            ensure!(
+                present.shape() == tensor.shape(),
+                "{name} is {:?}; accepted: {:?}, by the inputs",
+                present.shape(),
+                tensor.shape()
+            );
+            compared.insert(name.to_string(), compare_no_nan(&tensor.read()?, &expected(name, &present)?, 0.0));
+        }
+    }
+    Ok(compared)
 }
 
 impl Entry {
@@ -100,89 +72,88 @@ impl Entry {
         self.layout.as_deref() == Some("3d_b_s_hd")
     }
 
-    fn int(&self, name: &str) -> Option<i64> {
-        self.attrs.get(name)?.as_i64()
+    /// An attribute, unless it isn't given.
+    fn attr(&self, name: &str) -> Option<&Value> {
+        self.attrs.get(name).filter(|value| !value.is_null())
     }
 
-    /// What the case needs that isn't built.
-    fn needs(&self) -> Vec<String> {
-        let mut needs = Vec::new();
-        // FlexAttention without its mods is attention.
+    fn int(&self, name: &str) -> Result<Option<i64>> {
+        let int = |value: &Value| value.as_i64().with_context(|| format!("{name} {value}; accepted: an integer"));
+        self.attr(name).map(int).transpose()
+    }
+
+    fn float(&self, name: &str) -> Result<Option<f64>> {
+        let float = |value: &Value| value.as_f64().with_context(|| format!("{name} {value}; accepted: a number"));
+        self.attr(name).map(float).transpose()
+    }
+
+    /// What the case needs that this program hasn't or doesn't know.
+    fn reasons_against(&self, tensors: &Tensors<'_>) -> Vec<String> {
         if !matches!(self.op.as_str(), "Attention" | "FlexAttention") {
-            needs.push(format!("operator {}", self.op));
-            return needs;
+            return vec![format!("operator {} isn't attention", self.op)];
         }
-        if self.dtype != "f32" {
-            needs.push(format!("storage in {}", self.dtype));
+        let mut reasons = undescribed(tensors, &self.inputs, &self.outputs);
+        if !matches!(self.dtype.as_str(), "f32" | "f16" | "bf16") {
+            reasons.push(format!("storage in {} isn't built", self.dtype));
         }
         if !matches!(self.layout.as_deref(), Some("4d_b_h_s_d" | "3d_b_s_hd")) {
-            needs.push(format!("layout {}", self.layout.as_deref().unwrap_or("null")));
+            reasons.push(format!("layout {} isn't known", self.layout.as_deref().unwrap_or("null")));
         }
-        needs.extend(self.inputs.keys().filter(|name| !matches!(name.as_str(), "q" | "k" | "v")).cloned());
-        needs.extend(self.outputs.keys().filter(|name| *name != "y").map(|name| format!("output {name}")));
-        for (name, value) in &self.attrs {
-            let needed = match name.as_str() {
-                // Taken as they are; or of no consequence without the output that they are for.
+        for name in self.inputs.keys() {
+            match name.as_str() {
+                "q" | "k" | "v" | "attn_mask" | "past_key" | "past_value" | "nonpad_kv_seqlen" => {}
+                other => reasons.push(format!("input {other} isn't known")),
+            }
+        }
+        for name in self.outputs.keys() {
+            match name.as_str() {
+                "y" | "present_key" | "present_value" => {}
+                "qk_matmul_output" => reasons.push(
+                    "output qk_matmul_output is the score matrix, which tiled attention never stores".to_string(),
+                ),
+                other => reasons.push(format!("output {other} isn't known")),
+            }
+        }
+        for (name, value) in self.attrs.iter().filter(|(_, value)| !value.is_null()) {
+            match name.as_str() {
+                // Checked where they are taken; or of no consequence without the output that they are for.
                 "scale"
                 | "scale_effective"
                 | "is_causal"
                 | "q_num_heads"
                 | "kv_num_heads"
-                | "qk_matmul_output_mode" => false,
-                "softcap" => value.as_f64() != Some(0.0) && !value.is_null(),
-                "left_window_size" | "right_window_size" => value.as_i64() != Some(-1) && !value.is_null(),
-                // The softmax is always in f32.
-                "softmax_precision" => value != "f32" && !value.is_null(),
-                _ => !value.is_null(),
-            };
-            if needed {
-                needs.push(format!("{name} {value}"));
+                | "softcap"
+                | "left_window_size"
+                | "right_window_size"
+                | "qk_matmul_output_mode" => {}
+                // The softmax is in f32, which is all that the shorter types ask for.
+                "softmax_precision" if ["f32", "f16", "bf16"].iter().any(|name| value == name) => {}
+                "softmax_precision" => reasons.push(format!("softmax_precision {value} isn't built")),
+                "score_mod" if call::knows_score_mod(value) => {}
+                "prob_mod" => reasons.push(format!("prob_mod {value}: nothing can change weights after the softmax")),
+                _ => reasons.push(format!("attribute {name} {value} isn't known")),
             }
         }
-        needs
+        reasons
     }
 
-    fn input(&self, tensors: &Tensors<'_>, name: &str, heads: &str) -> Result<Input> {
-        let view = tensors.get(name)?;
-        let stored = view.shape().to_vec();
-        let shape = match *stored {
-            [batch, heads, len, dim] if !self.is_3d() => [batch, heads, len, dim],
-            [batch, len, width] if self.is_3d() => {
-                let count = self.int(heads).and_then(|count| usize::try_from(count).ok()).filter(|&count| count > 0);
-                let count = count.with_context(|| format!("a 3d case without a {heads} above 0"))?;
-                ensure!(width % count == 0, "{name} is {stored:?}; accepted: a last axis of {count} heads");
-                [batch, count, len, width / count]
-            }
-            _ => anyhow::bail!("{name} is {stored:?} in layout {:?}", self.layout),
-        };
-        Ok(Input { numbers: Numbers::of(name, &view)?.into_f32(), stored, shape })
+    /// How a result of these sizes is stored.
+    fn stored(&self, dims: Dims) -> Vec<usize> {
+        let Dims { batch, q_heads, q_len, value_dim, .. } = dims;
+        if self.is_3d() {
+            vec![batch, q_len, q_heads.saturating_mul(value_dim)]
+        } else {
+            vec![batch, q_heads, q_len, value_dim]
+        }
     }
 
-    /// How a result of this shape, (batch, heads, length, dim), is stored.
-    fn stored(&self, &[batch, heads, len, dim]: &[usize; 4]) -> Vec<usize> {
-        if self.is_3d() { vec![batch, len, heads.saturating_mul(dim)] } else { vec![batch, heads, len, dim] }
-    }
-
-    fn problem(&self, [q, k, v]: &[Input; 3]) -> Result<Problem> {
-        let ([batch, q_heads, q_len, head_dim], [_, kv_heads, kv_len, _]) = (q.shape, k.shape);
-        let value_dim = v.shape[3];
-        ensure!(
-            k.shape == [batch, kv_heads, kv_len, head_dim] && v.shape == [batch, kv_heads, kv_len, value_dim],
-            "q {:?}, k {:?}, v {:?} don't fit together",
-            q.shape,
-            k.shape,
-            v.shape
-        );
-        // Without a past the first query stands at the first key.
-        let options = if self.int("is_causal").unwrap_or(0) != 0 { Attention::causal() } else { Attention::full() };
-        let options = options.align(Align::TopLeft);
-        let scale = ["scale_effective", "scale"].into_iter().find_map(|name| self.attrs.get(name)?.as_f64());
-        let options = match scale {
-            #[expect(clippy::cast_possible_truncation, reason = "the kernels compute in f32")]
-            Some(scale) => options.softmax_scale(scale as f32),
-            None => options,
-        };
-        let dims = Dims { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim };
-        Ok(Problem::new(dims, options)?)
+    /// How far y may be off. In f32 ONNX's own relative 1e-3 would let wrong kernels pass: what an honest engine keeps to is far less.
+    /// Its outputs in f16 and bf16 have every intermediate rounded to the type, and are themselves off by half of this.
+    fn tolerance(&self, call: &Call) -> Result<f64> {
+        match self.dtype.as_str() {
+            "f16" => Ok(1e-3),
+            "bf16" => Ok(1e-2),
+            _ => Ok(call.tolerance()? + self.f64_max_abs_diff.get("y").copied().unwrap_or_default()),
+        }
     }
 }

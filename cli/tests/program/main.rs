@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod cases;
+mod made_cases;
 mod plan;
 mod run;
 mod support;
