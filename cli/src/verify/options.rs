@@ -13,7 +13,7 @@ use crate::measure::normal;
 use crate::tensors::{Numbers, nan_outputs, precision};
 
 /// Which options a problem has, beside causality, alignment and scale.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Group {
     pub(super) name: &'static str,
     pub(super) storage: Storage,
