@@ -56,7 +56,7 @@ pub(crate) struct Call {
 }
 
 /// What a call reads, on the host.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct HostData {
     pub(crate) q: Vec<f32>,
     pub(crate) k: Vec<f32>,

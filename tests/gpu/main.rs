@@ -20,6 +20,7 @@ mod merge;
 mod options;
 mod poison;
 mod properties;
+mod readme;
 mod repeats;
 mod smoke;
 mod softmax_rows;

@@ -201,10 +201,10 @@ fn chosen(row: Choices, seed: u64) -> Call {
 /// Rows in which every allowed pair of choices occurs, built greedily.
 fn covering_array() -> Vec<Choices> {
     let mut missing = BTreeSet::new();
-    for factor in 0..PAIRS.len() {
-        for other in factor + 1..PAIRS.len() {
-            for choice in 0..PAIRS[factor] {
-                let others = (0..PAIRS[other]).filter(|&it| allowed(factor, choice, other, it));
+    for (factor, &choices) in PAIRS.iter().enumerate() {
+        for (other, &other_choices) in PAIRS.iter().enumerate().skip(factor + 1) {
+            for choice in 0..choices {
+                let others = (0..other_choices).filter(|&it| allowed(factor, choice, other, it));
                 missing.extend(others.map(|it| [(factor, choice), (other, it)]));
             }
         }
@@ -213,17 +213,14 @@ fn covering_array() -> Vec<Choices> {
     while let Some(&pair) = missing.first() {
         let mut row: [Option<usize>; PAIRS.len()] = [None; PAIRS.len()];
         pair.into_iter().for_each(|(factor, choice)| row[factor] = Some(choice));
-        for factor in 0..PAIRS.len() {
-            if row[factor].is_some() {
-                continue;
-            }
+        for (factor, &choices) in PAIRS.iter().enumerate() {
             let set: Vec<_> = (0..).zip(row).filter_map(|(other, it)| Some((other, it?))).collect();
             let fits = |choice: &usize| set.iter().all(|&(other, it)| allowed(factor, *choice, other, it));
             let gain = |choice: &usize| {
                 let pairs = set.iter().map(|&(other, it)| [(other, it), (factor, *choice)]);
                 pairs.filter(|&[a, b]| missing.contains(&[a.min(b), a.max(b)])).count()
             };
-            row[factor] = (0..PAIRS[factor]).filter(fits).max_by_key(gain);
+            row[factor] = row[factor].or_else(|| (0..choices).filter(fits).max_by_key(gain));
         }
         let row = row.map(|choice| choice.expect("none is always allowed"));
         missing.retain(|&[(factor, choice), (other, it)]| row[factor] != choice || row[other] != it);
