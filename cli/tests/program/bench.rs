@@ -1,6 +1,6 @@
 //! `tilewise bench` on a problem small enough for a test.
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::support::{gpu, tilewise};
 
@@ -32,9 +32,4 @@ fn a_row_in_f16_with_a_window_and_a_softcap() {
     assert!(tiled["kernel"].as_str().unwrap().contains("out=f16"), "{row}");
     let refused = row["naive"]["refused"].as_str().unwrap();
     assert!(refused.contains("storage other than f32, a window, a softcap"), "{refused}");
-
-    let plain = tilewise(["bench", "--q-len=33", "--reps=1", "--json"]).json();
-    let row = &plain["rows"][0];
-    assert_eq!((&row["dtype"], &row["window"], &row["softcap"]), (&"f32".into(), &Value::Null, &Value::Null));
-    assert!(row["naive"]["seconds"].is_number(), "{row}");
 }
