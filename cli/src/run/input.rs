@@ -1,4 +1,4 @@
-//! What a file holds: q, k, v, and whatever else attention takes. Nothing of it is ignored without a word.
+//! What a file holds: q, k, v, and whatever else attention takes.
 
 use anyhow::{Context, Result, bail, ensure};
 use safetensors::Dtype;
@@ -95,7 +95,7 @@ pub(super) fn open(args: &RunArgs, tensors: &Tensors<'_>) -> Result<(Problem, In
     let packed = cu_seqlens(tensors, &mut others)?;
     ensure!(
         packed.is_none() || args.layout == LayoutArg::Auto,
-        "--layout with a packed batch, which it has cu_seqlens of; accepted: none, it is (tokens, heads, dim)"
+        "--layout with a packed batch; accepted: none, as it is (tokens, heads, dim)"
     );
     let shape = if packed.is_some() { packed_shape } else { shape };
     let [q, k, v] = &views;
