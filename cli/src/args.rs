@@ -1,8 +1,12 @@
 //! The command line, as far as several commands share it.
 
+use core::fmt;
+use core::str::FromStr;
+
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use tilewise::{AdapterChoice, Attention, Engine, EngineOptions, LimitsChoice, Path};
+use serde::Serialize;
+use tilewise::{AdapterChoice, Attention, DType, Engine, EngineOptions, LimitsChoice, Path, reference};
 
 use crate::bench::BenchArgs;
 use crate::plan::PlanArgs;
@@ -101,8 +105,9 @@ impl Common {
     }
 }
 
-/// Which corner the causal diagonal runs into.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+/// Which corner positions are counted from.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum Align {
     /// The first query sees the first key.
     TopLeft,
@@ -111,46 +116,138 @@ pub(crate) enum Align {
     BottomRight,
 }
 
-/// The options of attention.
-#[derive(Debug, Args)]
-pub(crate) struct AttentionArgs {
+impl Align {
+    /// As the reference calls it.
+    pub(crate) fn of_reference(self) -> reference::Align {
+        match self {
+            Self::TopLeft => reference::Align::TopLeft,
+            Self::BottomRight => reference::Align::BottomRight,
+        }
+    }
+}
+
+/// How tensors are stored.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Dtype {
+    #[default]
+    F32,
+    F16,
+    Bf16,
+}
+
+impl Dtype {
+    /// As flags, manifests and reports write it.
+    pub(crate) fn name(self) -> &'static str {
+        self.stored().name()
+    }
+
+    /// As the engine calls it.
+    pub(crate) fn stored(self) -> DType {
+        match self {
+            Self::F32 => DType::F32,
+            Self::F16 => DType::F16,
+            Self::Bf16 => DType::Bf16,
+        }
+    }
+}
+
+/// How far a query sees to the left and to the right of its position; None is no bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub(crate) struct Window(pub(crate) [Option<u32>; 2]);
+
+impl FromStr for Window {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bound = |text: &str| match text.trim() {
+            "" | "none" | "-1" => Some(None),
+            number => number.parse().ok().map(Some),
+        };
+        let bounds = text.split_once(',').and_then(|(left, right)| Some([bound(left)?, bound(right)?]));
+        bounds.map(Self).ok_or_else(|| "accepted: L,R, each a number of keys, or none or -1 for no bound".to_string())
+    }
+}
+
+impl fmt::Display for Window {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [left, right] = self.0.map(|bound| bound.map_or_else(|| "none".to_string(), |bound| bound.to_string()));
+        write!(f, "{left},{right}")
+    }
+}
+
+/// How scores are made and which keys a query sees.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Args, Serialize)]
+pub(crate) struct Options {
     /// Apply the look-ahead mask: a query sees no later key
     #[arg(long)]
     pub(crate) causal: bool,
-    /// Where the causal diagonal ends when there are more or fewer keys than queries
+    /// The corner that positions are counted from, of --causal, --window and ALiBi, where there are more or fewer keys than queries
     #[arg(long, value_enum, default_value_t)]
     pub(crate) align: Align,
+    /// Sliding window: the keys that a query sees to the left and to the right of its own; `none` or `-1` is no bound
+    #[arg(long, value_name = "L,R", allow_hyphen_values = true)]
+    pub(crate) window: Option<Window>,
     /// Factor of the dot products [default: 1/sqrt(head dim)]
     #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub(crate) scale: Option<f32>,
+    /// Cap the scores: X tanh(score / X)
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub(crate) softcap: Option<f32>,
+}
+
+impl Options {
+    /// As the engine calls them.
+    pub(crate) fn attention(&self) -> Attention {
+        let mut options = if self.causal { Attention::causal() } else { Attention::full() };
+        options = options.align(match self.align {
+            Align::TopLeft => tilewise::Align::TopLeft,
+            Align::BottomRight => tilewise::Align::BottomRight,
+        });
+        if let Some(Window([left, right])) = self.window {
+            options = options.window(left, right);
+        }
+        if let Some(scale) = self.scale {
+            options = options.softmax_scale(scale);
+        }
+        if let Some(softcap) = self.softcap {
+            options = options.softcap(softcap);
+        }
+        options
+    }
+
+    /// In words: the scale and the defaults left out.
+    pub(crate) fn words(&self) -> String {
+        let mut words = Vec::new();
+        if self.causal {
+            words.push("causal".to_string());
+        }
+        words.extend(self.window.map(|window| format!("window {window}")));
+        if words.is_empty() {
+            words.push("full attention".to_string());
+        }
+        if self.align == Align::TopLeft {
+            words.push("top-left".to_string());
+        }
+        words.extend(self.softcap.map(|softcap| format!("softcap {softcap}")));
+        words.join(", ")
+    }
+}
+
+/// What attention is asked for, and how.
+#[derive(Debug, Args)]
+pub(crate) struct AttentionArgs {
+    #[command(flatten)]
+    pub(crate) options: Options,
+    /// Storage type of q, k, v and o [default: f32; of `run` what the file has, and f32 for o]
+    #[arg(long, value_enum)]
+    pub(crate) dtype: Option<Dtype>,
     /// How to compute it: `auto` (tiled) or `naive`, with the score matrix in device memory, for comparison
     #[arg(long)]
     path: Option<String>,
 }
 
 impl AttentionArgs {
-    /// The options with `scale`, which may come from elsewhere.
-    pub(crate) fn options(&self, scale: Option<f32>) -> Attention {
-        let options = if self.causal { Attention::causal() } else { Attention::full() };
-        let options = options.align(match self.align {
-            Align::TopLeft => tilewise::Align::TopLeft,
-            Align::BottomRight => tilewise::Align::BottomRight,
-        });
-        match scale {
-            Some(scale) => options.softmax_scale(scale),
-            None => options,
-        }
-    }
-
-    /// The options in words, the defaults left out.
-    pub(crate) fn words(&self) -> &'static str {
-        match (self.causal, self.align) {
-            (false, _) => "full attention",
-            (true, Align::BottomRight) => "causal",
-            (true, Align::TopLeft) => "causal, top-left",
-        }
-    }
-
     /// The path asked for, if one was.
     pub(crate) fn path(&self) -> Result<Option<Path>> {
         match self.path.as_deref() {
@@ -162,5 +259,37 @@ impl AttentionArgs {
             }
             Some(path) => bail!("--path {path}; accepted: auto, naive"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows() {
+        let bounds = |text: &str| text.parse::<Window>().map(|window| window.0);
+        assert_eq!(bounds("255,0"), Ok([Some(255), Some(0)]));
+        assert_eq!(bounds("4, 4294967295"), Ok([Some(4), Some(u32::MAX)]));
+        for none in ["none,7", "-1,7", ",7", " , 7"] {
+            assert_eq!(bounds(none), Ok([None, Some(7)]), "{none}");
+        }
+        assert_eq!(bounds(","), Ok([None, None]));
+        for bad in ["x", "255", "", "1,2,3", "1,-2", "1,x", "0.5,0", "4294967296,0", "1;2"] {
+            assert!(bounds(bad).unwrap_err().contains("accepted: L,R"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn options_in_words() {
+        let window = |text: &str| Some(text.parse().unwrap());
+        let causal = Options { causal: true, ..Options::default() };
+        assert_eq!(Options::default().words(), "full attention");
+        assert_eq!(Options { align: Align::TopLeft, ..causal }.words(), "causal, top-left");
+        let all = Options { window: window("255,0"), softcap: Some(50.0), ..causal };
+        assert_eq!(all.words(), "causal, window 255,0, softcap 50");
+        let open = Options { window: window("-1,3"), align: Align::TopLeft, ..Options::default() };
+        assert_eq!(open.words(), "window none,3, top-left");
+        assert_eq!(Options { softcap: Some(0.5), ..Options::default() }.words(), "full attention, softcap 0.5");
     }
 }

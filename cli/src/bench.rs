@@ -49,9 +49,6 @@ pub(crate) struct BenchArgs {
     value_dim: Vec<usize>,
     #[command(flatten)]
     attention: AttentionArgs,
-    /// Storage type
-    #[arg(long, value_enum, default_value_t)]
-    dtype: Dtype,
     /// What to measure
     #[arg(long, value_enum, default_value_t)]
     kind: Kind,
@@ -64,14 +61,6 @@ pub(crate) struct BenchArgs {
     /// Write the rows as a table of comma-separated values
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
-}
-
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-enum Dtype {
-    #[default]
-    F32,
-    F16,
-    Bf16,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize)]
@@ -181,14 +170,9 @@ impl BenchArgs {
 
     /// Every combination of the lists.
     fn specs(&self) -> Result<Vec<Spec>> {
-        let name = |value: &dyn Fn() -> Option<clap::builder::PossibleValue>| {
-            value().map(|value| value.get_name().to_string()).unwrap_or_default()
-        };
-        if self.dtype != Dtype::F32 {
-            bail!("--dtype {} isn't built yet; accepted: f32", name(&|| self.dtype.to_possible_value()));
-        }
         if !matches!(self.kind, Kind::Forward | Kind::Matmul) {
-            bail!("--kind {} isn't built yet; accepted: forward, matmul", name(&|| self.kind.to_possible_value()));
+            let name = self.kind.to_possible_value().map(|value| value.get_name().to_string()).unwrap_or_default();
+            bail!("--kind {name} isn't built yet; accepted: forward, matmul");
         }
         let default_lens: &[usize] = match self.kind {
             Kind::Matmul => &[512, 1024, 2048],
@@ -215,10 +199,8 @@ impl BenchArgs {
                                         value_dim: value_dim.unwrap_or(head_dim),
                                         heads,
                                         kv_heads: kv_heads.unwrap_or(heads),
-                                        causal: self.attention.causal,
-                                        align: self.attention.align,
-                                        scale: self.attention.scale,
-                                        dtype: "f32",
+                                        options: self.attention.options,
+                                        dtype: self.attention.dtype.unwrap_or_default(),
                                         kind: self.kind,
                                     });
                                 }
@@ -256,7 +238,7 @@ mod tests {
         let specs = specs("").unwrap();
         let lens: Vec<_> = specs.iter().map(|spec| (spec.q_len, spec.kv_len)).collect();
         assert_eq!(lens, [512, 1024, 2048, 4096, 8192].map(|len| (len, len)));
-        assert!(specs.iter().all(|spec| (spec.heads, spec.head_dim, spec.causal) == (1, 64, false)));
+        assert!(specs.iter().all(|spec| (spec.heads, spec.head_dim, spec.options.causal) == (1, 64, false)));
     }
 
     #[test]
@@ -268,12 +250,26 @@ mod tests {
     }
 
     #[test]
+    fn options_and_dtype_are_in_every_row() {
+        let specs = specs("--q-len 5,6 --window 3,-1 --softcap 20 --dtype bf16").unwrap();
+        assert_eq!(specs[1].shape(), "heads 1, head_dim 64, window 3,none, softcap 20, bf16");
+        let row = serde_json::to_value(specs[1]).unwrap();
+        assert_eq!((&row["dtype"], &row["softcap"], &row["causal"]), (&"bf16".into(), &20.0.into(), &false.into()));
+        assert_eq!(row["window"], serde_json::json!([3, null]));
+        assert_eq!(specs[1].problem().unwrap().input_bytes(), 2 * 3 * 6 * 64);
+    }
+
+    #[test]
     fn what_makes_no_sense_or_is_not_built_is_refused() {
         let refused = |line: &str| specs(line).unwrap_err().to_string();
-        assert!(refused("--dtype bf16").contains("bf16 isn't built yet"));
         assert!(refused("--kind decode").contains("decode isn't built yet"));
         assert!(refused("--heads 7 --kv-heads 3").contains("q_heads = 7"));
         assert!(refused("--scale NaN").contains("NaN"));
         assert!(refused("--kind matmul --q-len 4 --kv-len 5").contains("square"));
+        assert!(refused("--kind matmul --dtype f16").contains("--dtype f16"));
+        assert!(refused("--softcap 0").contains("softcap = 0"));
+        assert!(refused("--softcap -1").contains("softcap = -1"));
+        assert!(refused("--window 255").contains("accepted: L,R"));
+        assert!(refused("--dtype f8").contains("f32, f16, bf16"));
     }
 }

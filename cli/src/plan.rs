@@ -3,9 +3,9 @@
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
-use tilewise::{DeviceFacts, Dims, Error, Path, Plan, Problem};
+use tilewise::{DeviceFacts, Dims, Error, Path, Plan, Problem, Storage};
 
-use crate::args::{AttentionArgs, Common};
+use crate::args::{AttentionArgs, Common, Dtype, Window};
 use crate::measure::bytes;
 use crate::output;
 
@@ -47,8 +47,12 @@ struct Report {
     kv_len: usize,
     head_dim: usize,
     value_dim: usize,
+    /// Of q, k, v and o.
+    dtype: Dtype,
     causal: bool,
+    window: Option<Window>,
     scale: f32,
+    softcap: Option<f32>,
     flops: u64,
     visible_pairs: u64,
     input_bytes: u64,
@@ -66,10 +70,12 @@ struct Report {
 enum Way {
     Fits { fits: bool, workspace_bytes: u64, total_bytes: u64, kernels: Vec<String>, explain: String },
     DoesNotFit { fits: bool, reason: String, needed: u64, available: u64 },
+    NotAvailable { fits: bool, reason: String },
 }
 
 impl Way {
-    fn new(problem: &Problem, facts: &DeviceFacts, path: Path) -> Result<Self> {
+    /// `asked_for`: whether the path was named, so that a problem it isn't there for is an error.
+    fn new(problem: &Problem, facts: &DeviceFacts, path: Path, asked_for: bool) -> Result<Self> {
         match Plan::new(problem, facts, path) {
             Ok(plan) => Ok(Self::Fits {
                 fits: true,
@@ -83,6 +89,9 @@ impl Way {
             }),
             Err(Error::Unsupported { what, needed, available }) => {
                 Ok(Self::DoesNotFit { fits: false, reason: what, needed, available })
+            }
+            Err(Error::Invalid(reason)) if path == Path::Naive && !asked_for => {
+                Ok(Self::NotAvailable { fits: false, reason })
             }
             Err(error) => Err(error.into()),
         }
@@ -100,13 +109,16 @@ impl Way {
                     format!("does not fit: {reason}: needed {}, available {}", amount(*needed), amount(*available));
                 table.add_row([name, "", "", &text]);
             }
+            Self::NotAvailable { reason, .. } => {
+                table.add_row([name, "", "", &format!("not available: {reason}")]);
+            }
         }
     }
 
     fn explain(&self) -> Option<&str> {
         match self {
             Self::Fits { explain, .. } => Some(explain),
-            Self::DoesNotFit { .. } => None,
+            Self::DoesNotFit { .. } | Self::NotAvailable { .. } => None,
         }
     }
 }
@@ -122,14 +134,19 @@ pub(crate) fn run(args: &PlanArgs, common: &Common) -> Result<()> {
         head_dim: args.head_dim,
         value_dim: args.value_dim.unwrap_or(args.head_dim),
     };
-    let problem = Problem::new(dims, args.attention.options(args.attention.scale))?;
+    let (options, dtype) = (args.attention.options, args.attention.dtype.unwrap_or_default());
+    let problem = Problem::new(dims, options.attention())?.storage(Storage::all(dtype.stored()))?;
     let (device, facts) = if common.wants_adapter() {
         let engine = common.engine()?;
         (engine.adapter_info().name.clone(), engine.facts())
     } else {
         ("any WebGPU device, at wgpu's default limits".to_string(), DeviceFacts::default())
     };
-    let way = |of: Path| (path.is_none() || path == Some(of)).then(|| Way::new(&problem, &facts, of)).transpose();
+    let way = |of: Path| match path {
+        None => Way::new(&problem, &facts, of, false).map(Some),
+        Some(path) if path == of => Way::new(&problem, &facts, of, true).map(Some),
+        Some(_) => Ok(None),
+    };
     let report = Report {
         device,
         batch: dims.batch,
@@ -139,8 +156,11 @@ pub(crate) fn run(args: &PlanArgs, common: &Common) -> Result<()> {
         kv_len: dims.kv_len,
         head_dim: dims.head_dim,
         value_dim: dims.value_dim,
-        causal: args.attention.causal,
+        dtype,
+        causal: options.causal,
+        window: options.window,
         scale: problem.softmax_scale(),
+        softcap: options.softcap,
         flops: problem.flops(),
         visible_pairs: problem.visible_pairs(),
         input_bytes: problem.input_bytes(),
@@ -149,15 +169,16 @@ pub(crate) fn run(args: &PlanArgs, common: &Common) -> Result<()> {
         tiled: way(Path::Auto)?,
         naive: way(Path::Naive)?,
     };
-    if common.json { output::print_json(&report) } else { output::print(&report.text(args.attention.words())) }
+    if common.json { output::print_json(&report) } else { output::print(&report.text(&options.words())) }
 }
 
 impl Report {
     fn text(&self, options: &str) -> String {
-        let Self { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim, scale, .. } = self;
+        let Self { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim, dtype, scale, .. } = self;
         let mut text = format!(
             "batch {batch}, heads {heads}, kv_heads {kv_heads}, q_len {q_len}, kv_len {kv_len}, head_dim {head_dim}, \
-             value_dim {value_dim}, {options}, scale {scale}\nPlanned for {}\n\n",
+             value_dim {value_dim}, {options}, scale {scale}, {}\nPlanned for {}\n\n",
+            dtype.name(),
             self.device
         );
         text += &format!(

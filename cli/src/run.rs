@@ -1,54 +1,40 @@
 //! `tilewise run`: attention of the q, k and v in a file.
 
+mod input;
+
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
+use half::{bf16, f16};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde::Serialize;
 use tilewise::reference::{Comparison, compare};
-use tilewise::{Bindings, DType, Dims, Engine, Inputs, Path, Plan, Problem, Purpose, Storage, Tensor};
+use tilewise::{Bindings, DType, Engine, Path, Plan, Problem, Purpose};
 
-use crate::args::{AttentionArgs, Common};
+use crate::args::{Align, AttentionArgs, Common, Window};
 use crate::measure::{self, Progress, bytes, seconds};
 use crate::output::{self, OutFile};
-use crate::tensors::{self, Numbers, TensorFile, Tensors};
-
-/// Tensors that change what attention means. Refused by name until they are built: to ignore one would be a wrong answer.
-const NOT_BUILT: [&str; 18] = [
-    "mask",
-    "attn_mask",
-    "attention_mask",
-    "bias",
-    "attn_bias",
-    "alibi_slopes",
-    "sinks",
-    "kv_lens",
-    "q_lens",
-    "cu_seqlens",
-    "cu_seqlens_q",
-    "cu_seqlens_k",
-    "cu_seqlens_kv",
-    "block_table",
-    "past_key",
-    "past_value",
-    "nonpad_kv_seqlen",
-    "position_ids",
-];
+use crate::tensors::{TensorFile, precision};
+use input::Input;
 
 /// An error of more than this share of the largest |o| isn't rounding.
 const MISSED: f64 = 1e-2;
-/// An error of no more than this share is.
+/// An error of no more than this share is, in f32.
 const REPRODUCED: f64 = 1e-4;
+/// Likewise in a type of less precision, in units of its rounding: scores are sums of rounded numbers, and in an exponent.
+const REPRODUCED_ROUNDINGS: f64 = 16.0;
 
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
-    /// File of tensors q, k and v: (batch, heads, length, dim), or (heads, length, dim) for batch 1; F32, F16 or BF16. The error
-    /// is shown if it also holds o or lse. A `scale` in its metadata is used unless --scale is given
+    /// File of tensors `q`, `k` and `v`: (batch, heads, length, dim), or (heads, length, dim) for batch 1; F32, F16 or BF16. It may
+    /// also hold `mask` (true: may attend) and `bias`, which broadcast to (batch, heads, length, keys); `alibi_slopes`, `sinks`,
+    /// `kv_lens`, `q_lens`; and `cu_seqlens_q` and `cu_seqlens_kv` of a packed batch, with (tokens, heads, dim). The error is shown
+    /// if it holds `o` or `lse`. A `scale` in its metadata is used unless --scale is given
     file: PathBuf,
     #[command(flatten)]
     attention: AttentionArgs,
@@ -77,25 +63,19 @@ enum LayoutArg {
 enum Layout {
     Bhsd,
     Bshd,
+    /// A packed batch: (tokens, heads, dim), in no other order.
+    Thd,
 }
 
 /// The order of axes that takes (batch, length, heads, dim) to (batch, heads, length, dim), and back.
 const SWAPPED: [usize; 4] = [0, 2, 1, 3];
 
-/// What the file holds.
-struct Input {
-    shapes: [[usize; 4]; 3],
-    qkv: [Numbers; 3],
-    o: Option<Vec<f64>>,
-    lse: Option<Vec<f64>>,
-}
-
 /// One computation, in one layout. Its device memory is free again.
 struct Done {
     layout: Layout,
-    /// (batch, q_heads, q_len, value_dim)
+    /// (batch, q_heads, q_len, value_dim), or (tokens, q_heads, value_dim)
     o_out: Vec<f32>,
-    /// (batch, q_heads, q_len)
+    /// (batch, q_heads, q_len), or (q_heads, tokens)
     lse_out: Vec<f32>,
     seconds: f64,
     bytes: Bytes,
@@ -113,16 +93,31 @@ struct Bytes {
     peak: u64,
 }
 
+/// How each tensor is stored on the device.
+#[derive(Debug, Serialize)]
+struct Types {
+    q: &'static str,
+    k: &'static str,
+    v: &'static str,
+    o: &'static str,
+}
+
 #[derive(Debug, Serialize)]
 struct Report {
     adapter: String,
     driver: String,
     kernel: String,
-    q: [usize; 4],
-    k: [usize; 4],
-    v: [usize; 4],
+    q: Vec<usize>,
+    k: Vec<usize>,
+    v: Vec<usize>,
+    dtype: Types,
     causal: bool,
+    align: Align,
+    window: Option<Window>,
     scale: f32,
+    softcap: Option<f32>,
+    /// What the file holds beside q, k and v and was used.
+    others: Vec<String>,
     layout: Layout,
     #[serde(skip_serializing_if = "Option::is_none")]
     layout_note: Option<String>,
@@ -144,18 +139,27 @@ pub(crate) fn run(args: &RunArgs, common: &Common) -> Result<()> {
     let name = args.file.display();
     let file = TensorFile::read(&args.file).with_context(|| name.to_string())?;
     let tensors = file.tensors().with_context(|| name.to_string())?;
-    let (problem, input) = open(args, &tensors).with_context(|| name.to_string())?;
+    let (problem, input) = input::open(args, &tensors).with_context(|| name.to_string())?;
 
     let engine = common.engine()?;
     let plan = engine.plan_by(path, &problem)?;
     let progress = Progress::new();
     progress.stage("attention");
-    let first = if args.layout == LayoutArg::Bshd { Layout::Bshd } else { Layout::Bhsd };
+    let first = match args.layout {
+        _ if problem.attention().is_packed() => Layout::Thd,
+        LayoutArg::Bshd => Layout::Bshd,
+        LayoutArg::Auto | LayoutArg::Bhsd => Layout::Bhsd,
+    };
     let mut done = Done::compute(&engine, &plan, &input, first, &progress)?;
     let mut layout_note = None;
-    if args.layout == LayoutArg::Auto && done.share_of_o(&input).is_some_and(|share| share > MISSED) {
+    if args.layout == LayoutArg::Auto
+        && first == Layout::Bhsd
+        && done.share_of_o(&input).is_some_and(|share| share > MISSED)
+    {
         let other = Done::compute(&engine, &plan, &input, Layout::Bshd, &progress)?;
-        if other.share_of_o(&input).is_some_and(|share| share <= REPRODUCED) {
+        let rounding = precision(problem.stored().o).unit_roundoff();
+        let reproduced = REPRODUCED.max(REPRODUCED_ROUNDINGS * rounding);
+        if other.share_of_o(&input).is_some_and(|share| share <= reproduced) {
             layout_note = Some(format!(
                 "read as (batch, length, heads, dim) in memory: so the file's o is reproduced (max error {}), in the order of its \
                  header it is not ({}); --layout bhsd or bshd decides",
@@ -168,7 +172,7 @@ pub(crate) fn run(args: &RunArgs, common: &Common) -> Result<()> {
     drop(progress);
 
     if let Some(out) = &out {
-        out.write(&done.safetensors(&problem)?)?;
+        out.write(&done.safetensors(&problem, &input)?)?;
     }
     if let Some(note) = &layout_note {
         eprintln!("note: {}: {}", output::printable(&name.to_string()), output::printable(note));
@@ -181,94 +185,14 @@ fn error_of(comparison: &Option<Comparison>) -> f64 {
     comparison.as_ref().map_or(f64::NAN, |comparison| comparison.max_abs_err)
 }
 
-/// Takes what is needed from the file, and checks that it fits together.
-fn open(args: &RunArgs, tensors: &Tensors<'_>) -> Result<(Problem, Input)> {
-    let [q, k, v] = [tensors.get("q")?, tensors.get("k")?, tensors.get("v")?];
-    let unbuilt: Vec<_> = tensors.names().into_iter().filter(|name| NOT_BUILT.contains(name)).collect();
-    ensure!(
-        unbuilt.is_empty(),
-        "it holds {}: not built yet, and attention without is something else",
-        unbuilt.join(", ")
-    );
-    let shapes = [shape("q", &q)?, shape("k", &k)?, shape("v", &v)?];
-    let [[batch, q_heads, q_len, head_dim], [k_batch, kv_heads, kv_len, k_dim], [v_batch, v_heads, v_len, value_dim]] =
-        shapes;
-    ensure!(
-        k_batch == batch && v_batch == batch && v_heads == kv_heads && v_len == kv_len && k_dim == head_dim,
-        "q {:?}, k {:?}, v {:?} don't fit together; accepted: one batch; k and v of the same heads and length; q and k of the \
-         same dim",
-        shapes[0],
-        shapes[1],
-        shapes[2]
-    );
-    let dims = Dims { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim };
-    let mut qkv = [Numbers::of("q", &q)?, Numbers::of("k", &k)?, Numbers::of("v", &v)?];
-    if args.attention.path()? == Some(Path::Naive) {
-        qkv = qkv.map(|numbers| numbers.stored(DType::F32));
-    }
-    let [q_dtype, k_dtype, v_dtype] = qkv.each_ref().map(Numbers::dtype);
-    // o is told and written in f32, whatever the inputs are stored in.
-    let storage = Storage { q: q_dtype, k: k_dtype, v: v_dtype, o: DType::F32 };
-    let problem = Problem::new(dims, args.attention.options(scale(args, tensors)?))?.storage(storage)?;
-
-    let result = |name: &str, shape: &[usize]| match tensors.find(name) {
-        None => Ok(None),
-        // The axis of a batch of 1 may be left out, as with q.
-        Some(view) if view.shape() == shape || (batch == 1 && view.shape() == &shape[1..]) => {
-            tensors::expected(name, &view).map(Some)
-        }
-        Some(view) => bail!("{name} is {:?}; accepted: {shape:?}, by the shapes of q, k and v", view.shape()),
-    };
-    let o = result("o", &[batch, q_heads, q_len, value_dim])?;
-    let lse = result("lse", &[batch, q_heads, q_len])?;
-    if !args.attention.causal
-        && let Some(mask) = tensors.metadata("mask").filter(|mask| !matches!(*mask, "" | "none" | "full"))
-    {
-        let hint = if mask == "causal" { "; --causal applies it" } else { "" };
-        let (file, mask) = (args.file.display(), output::printable(mask));
-        eprintln!("note: {file}: its metadata says mask: {mask}, which isn't applied{hint}");
-    }
-    Ok((problem, Input { shapes, qkv, o, lse }))
-}
-
-fn shape(name: &str, view: &TensorView<'_>) -> Result<[usize; 4]> {
-    match *view.shape() {
-        [batch, heads, len, dim] => Ok([batch, heads, len, dim]),
-        [heads, len, dim] => Ok([1, heads, len, dim]),
-        ref other => {
-            bail!("{name} is {other:?}; accepted: (batch, heads, length, dim), or (heads, length, dim) for batch 1")
-        }
-    }
-}
-
-/// The scale that was asked for, or else the file's own.
-fn scale(args: &RunArgs, tensors: &Tensors<'_>) -> Result<Option<f32>> {
-    let (None, Some(text)) = (args.attention.scale, tensors.metadata("scale")) else { return Ok(args.attention.scale) };
-    let scale = text.trim().parse();
-    scale.map(Some).with_context(|| format!("its metadata says scale: {text:?}, no number; --scale overrides it"))
-}
-
-impl Input {
-    fn upload(&self, engine: &Engine, layout: Layout) -> Result<[Tensor; 3]> {
-        let upload = |index: usize| -> tilewise::Result<Tensor> {
-            let shape = self.shapes[index];
-            match layout {
-                Layout::Bhsd => self.qkv[index].upload(engine, &shape),
-                Layout::Bshd => self.qkv[index].upload(engine, &SWAPPED.map(|axis| shape[axis]))?.permute(&SWAPPED),
-            }
-        };
-        Ok([upload(0)?, upload(1)?, upload(2)?])
-    }
-}
-
 impl Done {
     fn compute(engine: &Engine, plan: &Plan, input: &Input, layout: Layout, progress: &Progress) -> Result<Self> {
         engine.wait()?;
         engine.reset_peak();
-        let [q, k, v] = input.upload(engine, layout)?;
+        let uploaded = input.upload(engine, layout)?;
         let output = engine.alloc_output(plan)?;
         let workspace = engine.alloc_workspace(plan)?;
-        let inputs = Inputs::new(&q, &k, &v);
+        let inputs = uploaded.inputs();
         let bindings = Bindings { inputs, o: &output.o, lse: &output.lse, workspace: workspace.as_ref() };
         // Compiles the kernels: done once, and no part of what a call takes.
         let mut encoder =
@@ -309,15 +233,20 @@ impl Done {
         Some(if error == 0.0 { 0.0 } else { error / largest })
     }
 
-    /// o and lse as a file.
-    fn safetensors(&self, problem: &Problem) -> Result<Vec<u8>> {
-        let Dims { batch, q_heads, q_len, value_dim, .. } = problem.dims();
-        let bytes = |numbers: &[f32]| -> Vec<u8> { numbers.iter().flat_map(|x| x.to_le_bytes()).collect() };
-        let (o, lse) = (bytes(&self.o_out), bytes(&self.lse_out));
-        let views = [
-            ("o", TensorView::new(Dtype::F32, vec![batch, q_heads, q_len, value_dim], &o)?),
-            ("lse", TensorView::new(Dtype::F32, vec![batch, q_heads, q_len], &lse)?),
-        ];
+    /// o, in its own type, and lse as a file.
+    fn safetensors(&self, problem: &Problem, input: &Input) -> Result<Vec<u8>> {
+        fn bytes<const N: usize>(numbers: &[f32], encode: impl Fn(f32) -> [u8; N]) -> Vec<u8> {
+            numbers.iter().flat_map(|&x| encode(x)).collect()
+        }
+        let (dtype, o) = match problem.stored().o {
+            DType::F16 => (Dtype::F16, bytes(&self.o_out, |x| f16::from_f32(x).to_le_bytes())),
+            DType::Bf16 => (Dtype::BF16, bytes(&self.o_out, |x| bf16::from_f32(x).to_le_bytes())),
+            DType::F32 | DType::U32 => (Dtype::F32, bytes(&self.o_out, f32::to_le_bytes)),
+        };
+        let lse = bytes(&self.lse_out, f32::to_le_bytes);
+        let [o_shape, lse_shape] = input.result_shapes.clone();
+        let views =
+            [("o", TensorView::new(dtype, o_shape, &o)?), ("lse", TensorView::new(Dtype::F32, lse_shape, &lse)?)];
         Ok(safetensors::serialize(views, None::<HashMap<String, String>>)?)
     }
 }
@@ -331,6 +260,7 @@ impl Report {
         done: &Done,
         layout_note: Option<String>,
     ) -> Self {
+        let (options, stored, [q, k, v]) = (args.attention.options, plan.problem().stored(), &input.shapes);
         let naive = args.attention.path().ok().flatten() == Some(Path::Naive);
         let info = engine.adapter_info();
         let errors = [("max_abs_err", &done.o), ("max_abs_err_lse", &done.lse)];
@@ -342,11 +272,16 @@ impl Report {
             adapter: info.name.clone(),
             driver: format!("{} {}", info.driver, info.driver_info).trim().to_string(),
             kernel: plan.kernels().join(" + "),
-            q: input.shapes[0],
-            k: input.shapes[1],
-            v: input.shapes[2],
-            causal: args.attention.causal,
+            q: q.clone(),
+            k: k.clone(),
+            v: v.clone(),
+            dtype: Types { q: stored.q.name(), k: stored.k.name(), v: stored.v.name(), o: stored.o.name() },
+            causal: options.causal,
+            align: options.align,
+            window: options.window,
             scale: plan.problem().softmax_scale(),
+            softcap: options.softcap,
+            others: input.others.clone(),
             layout: done.layout,
             layout_note,
             flops: plan.problem().flops(),
@@ -364,7 +299,12 @@ impl Report {
         table.add_row(["adapter", &format!("{} ({})", self.adapter, self.driver)]);
         table.add_row(["kernel", &self.kernel]);
         table.add_row(["q, k, v", &format!("{:?}, {:?}, {:?}", self.q, self.k, self.v)]);
-        table.add_row(["options", &format!("{}, scale {}", args.attention.words(), self.scale)]);
+        let Types { q, k, v, o } = self.dtype;
+        table.add_row(["stored in", &format!("{q}, {k}, {v}; o in {o}")]);
+        let mut options = vec![args.attention.options.words()];
+        options.extend(self.others.iter().cloned());
+        options.push(format!("scale {}", self.scale));
+        table.add_row(["options", &options.join(", ")]);
         let gflops = measure::digits(self.flops as f64 / 1e9 / self.seconds);
         table.add_row(["time", &format!("{} ({gflops} GFLOP/s)", seconds(self.seconds))]);
         table.add_row(["inputs, outputs", &format!("{}, {}", bytes(inputs), bytes(outputs))]);

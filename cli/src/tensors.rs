@@ -7,6 +7,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use half::{bf16, f16};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
+use tilewise::reference::Precision;
 use tilewise::{AttentionOutput, DType, Engine, Plan, Tensor};
 
 use crate::measure;
@@ -168,6 +169,15 @@ impl Numbers {
             Self::F16(numbers) => numbers.into_iter().map(f16::to_f32).collect(),
             Self::Bf16(numbers) => numbers.into_iter().map(bf16::to_f32).collect(),
         }
+    }
+}
+
+/// The reference's name for a type of floating-point numbers.
+pub(crate) fn precision(dtype: DType) -> Precision {
+    match dtype {
+        DType::F16 => Precision::F16,
+        DType::Bf16 => Precision::Bf16,
+        DType::F32 | DType::U32 => Precision::F32,
     }
 }
 

@@ -1,14 +1,16 @@
 //! `tilewise verify`: this device against the CPU reference, or against a folder of cases.
 
 mod device;
+mod options;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use clap::{Args, ValueEnum};
 
 use crate::args::Common;
+pub(crate) use crate::args::Dtype;
 use crate::cases;
 
 #[derive(Debug, Args)]
@@ -16,7 +18,8 @@ pub(crate) struct VerifyArgs {
     /// Folder with manifest.json and its cases, instead of every kernel variant against the CPU reference
     #[arg(long, value_name = "DIR")]
     pub(crate) cases: Option<PathBuf>,
-    /// Storage type. Golden cases whose inputs it can't hold exactly are left out; ONNX cases have a type of their own
+    /// Storage type, of every kernel variant; options are checked in several besides. Golden cases whose inputs it can't hold
+    /// exactly are left out; ONNX cases have a type of their own
     #[arg(long, value_enum, default_value_t)]
     pub(crate) dtype: Dtype,
     /// Which outputs to check of each case. Gradients aren't built yet: a case that compares them is refused unless `forward`
@@ -25,25 +28,6 @@ pub(crate) struct VerifyArgs {
     /// With --cases: run only those whose name contains this
     #[arg(long, value_name = "SUBSTRING", requires = "cases")]
     pub(crate) only: Option<String>,
-}
-
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Dtype {
-    #[default]
-    F32,
-    F16,
-    Bf16,
-}
-
-impl Dtype {
-    /// As flags and manifests write it.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-        }
-    }
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
@@ -59,10 +43,7 @@ pub(crate) enum Outputs {
 pub(crate) fn run(args: &VerifyArgs, common: &Common) -> Result<ExitCode> {
     let right = match &args.cases {
         Some(folder) => cases::run(folder, args, common)?,
-        None => {
-            ensure!(args.dtype == Dtype::F32, "--dtype {} isn't built yet; accepted: f32", args.dtype.name());
-            device::run(common)?
-        }
+        None => device::run(args.dtype, common)?,
     };
     Ok(if right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

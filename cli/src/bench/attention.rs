@@ -3,12 +3,13 @@
 use core::ops::ControlFlow;
 
 use anyhow::Result;
-use tilewise::{Bindings, DType, Engine, Error, GpuError, Inputs, Path, Plan, Problem, Tensor};
+use tilewise::{Bindings, Engine, Error, GpuError, Inputs, Path, Plan, Problem, Tensor};
 
 use super::check::{self, Checked, HostInputs, HostOutput};
 use super::row::{Measured, Memory, MemoryWatch, Outcome, Row, Spec};
 use super::{Bench, NOT_ASKED_FOR, Paths};
 use crate::measure::{self, Elapsed, Stopwatch, caught};
+use crate::tensors::Numbers;
 
 /// From here on one run is enough.
 const LONG_SECONDS: f64 = 10.0;
@@ -45,20 +46,20 @@ pub(super) fn measure(bench: &Bench<'_>, spec: &Spec) -> Result<Row> {
     // What can't run is refused before gigabytes of inputs are made for it.
     let plan = bench.engine.plan(&problem)?;
     bench.progress.stage(format!("{}: making inputs", spec.lengths()));
-    let host = HostInputs::random(&problem);
-    let upload = |data: &[f32], heads, len, dim| bench.engine.upload(data, [dims.batch, heads, len, dim]);
+    let qkv = check::random(&problem);
+    let upload = |data: &Numbers, heads, len, dim| data.upload(bench.engine, &[dims.batch, heads, len, dim]);
     let data = Data {
         spec,
         problem,
-        q: upload(&host.q, dims.q_heads, dims.q_len, dims.head_dim)?,
-        k: upload(&host.k, dims.kv_heads, dims.kv_len, dims.head_dim)?,
-        v: upload(&host.v, dims.kv_heads, dims.kv_len, dims.value_dim)?,
-        host,
+        q: upload(&qkv[0], dims.q_heads, dims.q_len, dims.head_dim)?,
+        k: upload(&qkv[1], dims.kv_heads, dims.kv_len, dims.head_dim)?,
+        v: upload(&qkv[2], dims.kv_heads, dims.kv_len, dims.value_dim)?,
+        host: HostInputs::of(qkv),
     };
 
     let tiled = match bench.paths {
         Paths::Naive => None,
-        _ => Some(run(bench, &data, &plan, "tiled", None)?),
+        _ => Some(run(bench, &data, &plan, Path::Auto, None)?),
     };
     let naive = match bench.paths {
         Paths::Tiled => Err(NOT_ASKED_FOR.to_string()),
@@ -69,7 +70,10 @@ pub(super) fn measure(bench: &Bench<'_>, spec: &Spec) -> Result<Row> {
     let (max_abs_diff, compared) = match (&tiled, &naive) {
         (Some(tiled), Ok(naive)) => {
             let compared = format!("tiled with naive, all {} rows", dims.rows());
-            (check::against_each_other(&data.host, &tiled.output, &naive.output, &tiled.checked)?, compared)
+            (
+                check::against_each_other(&data.problem, &data.host, &tiled.output, &naive.output, &tiled.checked)?,
+                compared,
+            )
         }
         (Some(ran), Err(_)) | (None, Ok(ran)) => (ran.checked.max_abs_err, to_reference(ran)),
         (None, Err(_)) => (0.0, "nothing ran".to_string()),
@@ -89,7 +93,7 @@ pub(super) fn measure(bench: &Bench<'_>, spec: &Spec) -> Result<Row> {
     })
 }
 
-/// The naive path, or why there is none: the score matrix is more than the device holds.
+/// The naive path, or why there is none: it has no such option, or the score matrix is more than the device holds.
 fn naive(bench: &Bench<'_>, data: &Data<'_>, tiled: Option<&Ran>) -> Result<Result<Ran, String>> {
     let scores = measure::bytes(data.problem.score_bytes());
     let plan = match bench.engine.plan_by(Path::Naive, &data.problem) {
@@ -98,9 +102,10 @@ fn naive(bench: &Bench<'_>, data: &Data<'_>, tiled: Option<&Ran>) -> Result<Resu
             let holder = if what.contains("binding") { "binding" } else { "buffer" };
             return Ok(Err(format!("needs {scores} of scores, one {holder} holds {}", measure::bytes(available))));
         }
+        Err(Error::Invalid(reason)) => return Ok(Err(reason)),
         Err(error) => return Err(error.into()),
     };
-    match run(bench, data, &plan, "naive", tiled) {
+    match run(bench, data, &plan, Path::Naive, tiled) {
         Ok(ran) => Ok(Ok(ran)),
         Err(error) => match error.downcast_ref() {
             Some(Error::Gpu(GpuError::OutOfMemory(_))) => {
@@ -112,12 +117,13 @@ fn naive(bench: &Bench<'_>, data: &Data<'_>, tiled: Option<&Ran>) -> Result<Resu
 }
 
 /// Runs a plan: once to see its memory and to check it, then for its time. `other`: a result to compare with besides.
-fn run(bench: &Bench<'_>, data: &Data<'_>, plan: &Plan, name: &str, other: Option<&Ran>) -> Result<Ran> {
+fn run(bench: &Bench<'_>, data: &Data<'_>, plan: &Plan, path: Path, other: Option<&Ran>) -> Result<Ran> {
     let Data { spec, problem, host, q, k, v } = data;
     let Bench { engine, progress, .. } = *bench;
+    let name = if path == Path::Naive { "naive" } else { "tiled" };
     let title = format!("{}: {name} attention", spec.lengths());
 
-    warm_up(engine, spec, plan)?;
+    warm_up(engine, spec, path)?;
     let watch = MemoryWatch::start(bench)?;
     let output = engine.alloc_output(plan)?;
     let workspace = engine.alloc_workspace(plan)?;
@@ -132,7 +138,7 @@ fn run(bench: &Bench<'_>, data: &Data<'_>, plan: &Plan, name: &str, other: Optio
     let result = HostOutput::read(&output)?;
     let checked = check::against_reference(spec, problem, host, &result)?;
     if let Some(other) = other {
-        check::against_each_other(host, &other.output, &result, &checked)?;
+        check::against_each_other(problem, host, &other.output, &result, &checked)?;
     }
 
     let one_submission = if bench.software { LONG_SECONDS } else { ONE_SUBMISSION_SECONDS };
@@ -158,17 +164,22 @@ fn run(bench: &Bench<'_>, data: &Data<'_>, plan: &Plan, name: &str, other: Optio
     Ok(Ran { output: result, checked, runs, memory, kernel: plan.kernels().join(" + ") })
 }
 
-/// Has the driver compile a plan's kernels, on a small problem that gets the same ones.
-fn warm_up(engine: &Engine, spec: &Spec, plan: &Plan) -> Result<()> {
+/// A small problem that gets the same kernels: of the same types, widths and options.
+fn small(spec: &Spec) -> tilewise::Result<Problem> {
     let (q_len, kv_len) = (spec.q_len.min(WARM_UP_LEN), spec.kv_len.min(WARM_UP_LEN));
-    let small = Spec { q_len, kv_len, batch: spec.batch.min(1), ..*spec }.problem()?;
-    let dims = small.dims();
-    let tensor = |heads, len, dim| engine.alloc(DType::F32, [dims.batch, heads, len, dim]);
-    let q = tensor(dims.q_heads, dims.q_len, dims.head_dim)?;
-    let k = tensor(dims.kv_heads, dims.kv_len, dims.head_dim)?;
-    let v = tensor(dims.kv_heads, dims.kv_len, dims.value_dim)?;
-    let path = if plan.workspace_bytes() == 0 { Path::Auto } else { Path::Naive };
-    engine.attention_by(path, &Inputs::new(&q, &k, &v), small.attention())?;
+    Spec { q_len, kv_len, batch: spec.batch.min(1), ..*spec }.problem()
+}
+
+/// Has the driver compile a path's kernels.
+fn warm_up(engine: &Engine, spec: &Spec, path: Path) -> Result<()> {
+    let problem = small(spec)?;
+    let (dims, stored) = (problem.dims(), problem.stored());
+    let tensor = |dtype, heads, len, dim| engine.alloc(dtype, [dims.batch, heads, len, dim]);
+    let q = tensor(stored.q, dims.q_heads, dims.q_len, dims.head_dim)?;
+    let k = tensor(stored.k, dims.kv_heads, dims.kv_len, dims.head_dim)?;
+    let v = tensor(stored.v, dims.kv_heads, dims.kv_len, dims.value_dim)?;
+    let options = problem.attention().clone().output_dtype(stored.o);
+    engine.attention_by(path, &Inputs::new(&q, &k, &v), &options)?;
     Ok(engine.wait()?)
 }
 
@@ -198,4 +209,41 @@ fn run_in_parts(bench: &Bench<'_>, plan: &Plan, bindings: &Bindings<'_>) -> Resu
         ControlFlow::Continue(())
     })?;
     Ok(watch.stop())
+}
+
+#[cfg(test)]
+mod tests {
+    use tilewise::DeviceFacts;
+
+    use super::super::Kind;
+    use super::*;
+    use crate::args::{Dtype, Options};
+
+    /// Else what is timed would include the driver's compiler.
+    #[test]
+    fn the_warm_up_gets_the_kernels_of_the_measurement() {
+        let kernels = |problem: &Problem| Plan::new(problem, &DeviceFacts::default(), Path::Auto).unwrap().kernels();
+        let mut seen = std::collections::BTreeSet::new();
+        for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
+            for (window, softcap) in [(None, None), (Some("255,0".parse().unwrap()), Some(50.0))] {
+                let options = Options { causal: true, window, softcap, ..Options::default() };
+                let spec = Spec {
+                    q_len: 1000,
+                    kv_len: 3000,
+                    batch: 2,
+                    head_dim: 80,
+                    value_dim: 40,
+                    heads: 4,
+                    kv_heads: 2,
+                    options,
+                    dtype,
+                    kind: Kind::Forward,
+                };
+                let measured = kernels(&spec.problem().unwrap());
+                assert_eq!(kernels(&small(&spec).unwrap()), measured, "{spec:?}");
+                seen.extend(measured);
+            }
+        }
+        assert_eq!(seen.len(), 6, "{seen:?}");
+    }
 }

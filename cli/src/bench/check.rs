@@ -1,12 +1,13 @@
 //! Whether a result is right. No time is reported of one that isn't.
 
 use anyhow::{Result, bail, ensure};
-use tilewise::reference::{self, Case, Precision, Row, Tolerance};
-use tilewise::{AttentionOutput, Problem};
+use tilewise::reference::{self, Case, Row, Tolerance};
+use tilewise::{AttentionOutput, Problem, Storage};
 
 use super::row::Spec;
 use crate::args::Align;
 use crate::measure;
+use crate::tensors::{Numbers, precision};
 
 /// Rows that are compared with the f64 reference.
 const ROWS: usize = 16;
@@ -30,7 +31,7 @@ impl Checked {
 /// Rows and columns of a matrix product that are compared with the f64 reference.
 pub(super) const PRODUCT_ROWS: usize = 8;
 
-/// The host's copy of the inputs.
+/// The host's copy of the inputs: the very numbers that the device has, whatever it stores them in.
 pub(super) struct HostInputs {
     pub(super) q: Vec<f32>,
     pub(super) k: Vec<f32>,
@@ -38,14 +39,17 @@ pub(super) struct HostInputs {
 }
 
 impl HostInputs {
-    pub(super) fn random(problem: &Problem) -> Self {
-        let dims = &problem.dims();
-        Self {
-            q: measure::normal(1, dims.q_elems()),
-            k: measure::normal(2, dims.k_elems()),
-            v: measure::normal(3, dims.v_elems()),
-        }
+    pub(super) fn of(qkv: [Numbers; 3]) -> Self {
+        let [q, k, v] = qkv.map(Numbers::into_f32);
+        Self { q, k, v }
     }
+}
+
+/// q, k and v for a problem, in the types it stores them in.
+pub(super) fn random(problem: &Problem) -> [Numbers; 3] {
+    let (dims, Storage { q, k, v, .. }) = (problem.dims(), problem.stored());
+    let normal = |seed, elems, dtype| Numbers::F32(measure::normal(seed, elems)).stored(dtype);
+    [normal(1, dims.q_elems(), q), normal(2, dims.k_elems(), k), normal(3, dims.v_elems(), v)]
 }
 
 /// The host's copy of a result.
@@ -68,7 +72,8 @@ pub(super) fn spread(size: usize, count: usize) -> Vec<usize> {
 
 /// The reference's view of a problem.
 fn case<'a>(spec: &Spec, problem: &Problem, inputs: &'a HostInputs) -> Case<'a> {
-    let dims = &problem.dims();
+    let (dims, options) = (&problem.dims(), &spec.options);
+    let [window_left, window_right] = options.window.map_or([None; 2], |window| window.0);
     Case {
         batch: dims.batch,
         q_heads: dims.q_heads,
@@ -80,12 +85,12 @@ fn case<'a>(spec: &Spec, problem: &Problem, inputs: &'a HostInputs) -> Case<'a> 
         q: &inputs.q,
         k: &inputs.k,
         v: &inputs.v,
-        softmax_scale: spec.scale.map(f64::from),
-        causal: spec.causal,
-        align: match spec.align {
-            Align::TopLeft => reference::Align::TopLeft,
-            Align::BottomRight => reference::Align::BottomRight,
-        },
+        softmax_scale: options.scale.map(f64::from),
+        causal: options.causal,
+        align: options.align.of_reference(),
+        window_left,
+        window_right,
+        softcap: options.softcap.map(f64::from),
         ..Case::default()
     }
 }
@@ -112,19 +117,21 @@ pub(super) fn against_reference(
     let o: Vec<f32> = picked.iter().flat_map(|&n| o_row(n).iter().copied()).collect();
     let lse: Vec<f32> = picked.iter().map(|&n| output.lse[n]).collect();
 
-    let compared = reference::compare(&o, &expected.o, expected.tolerance.o(Precision::F32));
+    let compared = reference::compare(&o, &expected.o, expected.tolerance.o(precision(problem.stored().o)));
     ensure!(compared.passed(), "o of rows {picked:?} is not the f64 reference's: {compared}");
     let compared_lse = reference::compare(&lse, &expected.lse, expected.tolerance.lse());
     ensure!(compared_lse.passed(), "lse of rows {picked:?} is not the f64 reference's: {compared_lse}");
 
     // HostInputs are random: a row of zeros or without a sum is one that sees no key, or that a kernel has left out.
-    let offset = match spec.align {
-        Align::BottomRight => dims.kv_len as i64 - dims.q_len as i64,
-        Align::TopLeft => 0,
-    };
+    let (q_len, kv_len) = (dims.q_len as i64, dims.kv_len as i64);
+    let offset = if spec.options.align == Align::BottomRight { kv_len - q_len } else { 0 };
+    let [left, right] = spec.options.window.map_or([None; 2], |window| window.0.map(|bound| bound.map(i64::from)));
+    let right = if spec.options.causal { Some(0) } else { right };
     for n in 0..dims.rows() {
         let position = (n % dims.q_len) as i64 + offset;
-        let sees = dims.kv_len > 0 && (!spec.causal || position >= 0);
+        let first = left.map_or(0, |left| (position - left).max(0));
+        let last = right.map_or(kv_len - 1, |right| (position + right).min(kv_len - 1));
+        let sees = first <= last;
         let (lse, zero) = (output.lse[n], o_row(n).iter().all(|&x| x == 0.0));
         if sees {
             ensure!(lse.is_finite() && !zero, "row {n} was never written");
@@ -143,13 +150,14 @@ pub(super) fn against_reference(
 /// Compares two results of the same inputs element by element. Each may be off by what the reference allows, its largest
 /// value standing in for the magnitudes of the rows that the reference hasn't seen.
 pub(super) fn against_each_other(
+    problem: &Problem,
     inputs: &HostInputs,
     tiled: &HostOutput,
     naive: &HostOutput,
     checked: &Checked,
 ) -> Result<f64> {
     let mag = inputs.v.iter().map(|&v| f64::from(v.abs())).fold(0.0, f64::max);
-    let tolerance = 2.0 * Tolerance { mag, ..checked.parts }.o(Precision::F32);
+    let tolerance = 2.0 * Tolerance { mag, ..checked.parts }.o(precision(problem.stored().o));
     let compared = reference::compare(&tiled.o, &naive.o, tolerance);
     if !compared.passed() {
         bail!("tiled and naive attention differ: {compared}");
@@ -161,6 +169,7 @@ pub(super) fn against_each_other(
 mod tests {
     use super::super::Kind;
     use super::*;
+    use crate::args::{Dtype, Options};
 
     const SPEC: Spec = Spec {
         q_len: 40,
@@ -170,41 +179,78 @@ mod tests {
         value_dim: 3,
         heads: 2,
         kv_heads: 1,
-        causal: true,
-        align: Align::BottomRight,
-        scale: None,
-        dtype: "f32",
+        options: Options { causal: true, align: Align::BottomRight, window: None, scale: None, softcap: None },
+        dtype: Dtype::F32,
         kind: Kind::Forward,
     };
 
     /// A right result: the reference's, rounded.
     #[expect(clippy::cast_possible_truncation, reason = "what a device would store")]
-    fn right() -> (Problem, HostInputs, HostOutput) {
-        let problem = SPEC.problem().unwrap();
-        let inputs = HostInputs::random(&problem);
-        let exact = reference::attention(&case(&SPEC, &problem, &inputs)).unwrap();
+    fn right(spec: &Spec) -> (Problem, HostInputs, HostOutput) {
+        let problem = spec.problem().unwrap();
+        let inputs = HostInputs::of(random(&problem));
+        let exact = reference::attention(&case(spec, &problem, &inputs)).unwrap();
         let single = |x: Vec<f64>| x.into_iter().map(|x| x as f32).collect();
-        (problem, inputs, HostOutput { o: single(exact.o), lse: single(exact.lse) })
+        let o = Numbers::F32(single(exact.o)).stored(spec.dtype.stored()).into_f32();
+        (problem, inputs, HostOutput { o, lse: single(exact.lse) })
     }
 
     #[test]
     fn a_right_result_passes() {
-        let (problem, inputs, output) = right();
+        let (problem, inputs, output) = right(&SPEC);
         let checked = against_reference(&SPEC, &problem, &inputs, &output).unwrap();
         assert!(checked.max_abs_err < 1e-6 && checked.rows == ROWS);
-        assert_eq!(against_each_other(&inputs, &output, &output, &checked).unwrap(), 0.0);
+        assert_eq!(against_each_other(&problem, &inputs, &output, &output, &checked).unwrap(), 0.0);
+    }
+
+    /// Windows of which some rows see no key, at either end, with and without the other options.
+    #[test]
+    fn right_results_of_every_option_pass() {
+        for (q_len, kv_len) in [(40, 30), (30, 40), (20, 20), (7, 0)] {
+            for window in ["3,0", "none,2", "0,none", "-1,-1", "4294967295,4294967295"] {
+                for (causal, align, softcap, dtype) in [
+                    (false, Align::BottomRight, None, Dtype::F32),
+                    (true, Align::BottomRight, Some(2.0), Dtype::F16),
+                    (false, Align::TopLeft, None, Dtype::Bf16),
+                ] {
+                    let window = Some(window.parse().unwrap());
+                    let options = Options { causal, align, window, scale: Some(0.7), softcap };
+                    let spec = Spec { q_len, kv_len, options, dtype, ..SPEC };
+                    let (problem, inputs, mut output) = right(&spec);
+                    let checked = against_reference(&spec, &problem, &inputs, &output);
+                    let checked = checked.unwrap_or_else(|error| panic!("{spec:?}: {error}"));
+                    assert!(checked.max_abs_err <= checked.tolerance, "{spec:?}");
+                    // The other way round: a result in a row that sees none, and none in one that does.
+                    if let Some(n) = output.lse.iter().position(|lse| lse.is_finite()) {
+                        output.lse[n] = f32::NEG_INFINITY;
+                        assert!(against_reference(&spec, &problem, &inputs, &output).is_err(), "{spec:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_tolerance_is_that_of_the_type() {
+        let tolerance = |dtype: Dtype| {
+            let spec = Spec { dtype, ..SPEC };
+            let (problem, inputs, output) = right(&spec);
+            against_reference(&spec, &problem, &inputs, &output).unwrap().tolerance
+        };
+        let [f32, f16, bf16] = [Dtype::F32, Dtype::F16, Dtype::Bf16].map(tolerance);
+        assert!(100.0 * f32 < f16 && 4.0 * f16 < bf16, "{f32} {f16} {bf16}");
     }
 
     #[test]
     fn wrong_and_missing_rows_are_seen() {
         let spoil = |row: usize, x: f32| {
-            let (problem, inputs, mut output) = right();
+            let (problem, inputs, mut output) = right(&SPEC);
             let checked = against_reference(&SPEC, &problem, &inputs, &output).unwrap();
             let good = HostOutput { o: output.o.clone(), lse: output.lse.clone() };
             output.o[3 * row..3 * row + 3].fill(x);
             let by_reference =
                 against_reference(&SPEC, &problem, &inputs, &output).map(|_| ()).map_err(|e| e.to_string());
-            (by_reference, against_each_other(&inputs, &good, &output, &checked).is_err())
+            (by_reference, against_each_other(&problem, &inputs, &good, &output, &checked).is_err())
         };
         let picked = spread(80, ROWS);
         assert!(picked.contains(&79) && !picked.contains(&78));

@@ -6,6 +6,7 @@ use comfy_table::{Cell, CellAlignment, Table, presets};
 
 use super::row::{Measured, Row};
 use super::{Kind, Report};
+use crate::args::Options;
 use crate::measure::{bytes, digits, seconds};
 
 /// How the figures of the table come about, a line each.
@@ -142,7 +143,7 @@ impl Report {
     /// One line for each path of each row.
     pub(super) fn csv(&self) -> String {
         let mut text = String::from(
-            "adapter,driver,kind,dtype,batch,heads,kv_heads,q_len,kv_len,head_dim,value_dim,causal,path,seconds,cpu_seconds,\
+            "adapter,driver,kind,dtype,batch,heads,kv_heads,q_len,kv_len,head_dim,value_dim,causal,window,softcap,path,seconds,cpu_seconds,\
              reps,gflops,fma_share,fma_gflops,copy_gbps,extra_bytes,workspace_bytes,peak_bytes,allocator_bytes,\
              process_growth_bytes,max_abs_diff,kernel,refused\n",
         );
@@ -164,10 +165,17 @@ impl Report {
         let Row { spec, .. } = row;
         let quoted = |field: &str| format!("\"{}\"", field.replace('"', "\"\""));
         let or_empty = |value: Option<String>| value.unwrap_or_default();
-        let mut fields = vec![quoted(&self.adapter), quoted(&self.driver), spec.kind_name(), spec.dtype.to_string()];
+        let mut fields =
+            vec![quoted(&self.adapter), quoted(&self.driver), spec.kind_name(), spec.dtype.name().to_string()];
         let sizes = [spec.batch, spec.heads, spec.kv_heads, spec.q_len, spec.kv_len, spec.head_dim, spec.value_dim];
         fields.extend(sizes.map(|size| size.to_string()));
-        fields.extend([spec.causal.to_string(), path.to_string()]);
+        let Options { causal, window, softcap, .. } = spec.options;
+        fields.extend([
+            causal.to_string(),
+            or_empty(window.map(|window| quoted(&window.to_string()))),
+            or_empty(softcap.map(|softcap| softcap.to_string())),
+            path.to_string(),
+        ]);
         match result {
             Ok(measured) => {
                 let memory = &measured.memory;

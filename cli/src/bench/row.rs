@@ -1,11 +1,11 @@
 //! One row of the bench: what was asked for, and what was measured.
 
 use anyhow::{Result, ensure};
-use serde::{Serialize, Serializer};
-use tilewise::{Attention, Dims, Engine, MemoryUse, Problem, Purpose};
+use serde::Serialize;
+use tilewise::{Dims, Engine, MemoryUse, Problem, Purpose, Storage};
 
 use super::{Bench, Kind, NOT_ASKED_FOR};
-use crate::args::Align;
+use crate::args::{Dtype, Options};
 use crate::measure::{Elapsed, ProcessMemory};
 
 /// What a row measures.
@@ -18,20 +18,10 @@ pub(crate) struct Spec {
     pub(super) value_dim: usize,
     pub(super) heads: usize,
     pub(super) kv_heads: usize,
-    pub(super) causal: bool,
-    #[serde(serialize_with = "align_name")]
-    pub(super) align: Align,
-    /// None: the default, `1/sqrt(head_dim)`.
-    pub(super) scale: Option<f32>,
-    pub(super) dtype: &'static str,
+    #[serde(flatten)]
+    pub(super) options: Options,
+    pub(super) dtype: Dtype,
     pub(super) kind: Kind,
-}
-
-fn align_name<S: Serializer>(align: &Align, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(match align {
-        Align::TopLeft => "top-left",
-        Align::BottomRight => "bottom-right",
-    })
 }
 
 impl Spec {
@@ -39,6 +29,12 @@ impl Spec {
         match self.kind {
             Kind::Matmul => {
                 ensure!(self.q_len == self.kv_len, "--kind matmul multiplies square matrices; accepted: --q-len alone");
+                let Options { window, softcap, .. } = self.options;
+                ensure!(
+                    self.dtype == Dtype::F32 && window.is_none() && softcap.is_none(),
+                    "--kind matmul with --dtype {}, --window or --softcap; accepted: f32, and neither",
+                    self.dtype.name()
+                );
                 let elems = self.q_len.checked_mul(self.q_len);
                 ensure!(
                     elems.is_some_and(|elems| (1..=u32::MAX as usize).contains(&elems)),
@@ -54,15 +50,7 @@ impl Spec {
     pub(super) fn problem(&self) -> tilewise::Result<Problem> {
         let &Self { batch, heads, kv_heads, q_len, kv_len, head_dim, value_dim, .. } = self;
         let dims = Dims { batch, q_heads: heads, kv_heads, q_len, kv_len, head_dim, value_dim };
-        let mut options = if self.causal { Attention::causal() } else { Attention::full() };
-        options = options.align(match self.align {
-            Align::TopLeft => tilewise::Align::TopLeft,
-            Align::BottomRight => tilewise::Align::BottomRight,
-        });
-        if let Some(scale) = self.scale {
-            options = options.softmax_scale(scale);
-        }
-        Problem::new(dims, options)
+        Problem::new(dims, self.options.attention())?.storage(Storage::all(self.dtype.stored()))
     }
 
     pub(super) fn kind_name(&self) -> String {
@@ -72,7 +60,7 @@ impl Spec {
     /// All but the lengths, for people.
     pub(crate) fn shape(&self) -> String {
         if self.kind == Kind::Matmul {
-            return format!("square matrix product, {}", self.dtype);
+            return format!("square matrix product, {}", self.dtype.name());
         }
         let mut shape = String::new();
         if self.batch != 1 {
@@ -86,14 +74,11 @@ impl Spec {
         if self.value_dim != self.head_dim {
             shape += &format!("value_dim {}, ", self.value_dim);
         }
-        shape += if self.causal { "causal, " } else { "full attention, " };
-        if self.causal && self.q_len != self.kv_len && self.align == Align::TopLeft {
-            shape += "top-left, ";
-        }
-        if let Some(scale) = self.scale {
+        shape += &format!("{}, ", self.options.words());
+        if let Some(scale) = self.options.scale {
             shape += &format!("scale {scale}, ");
         }
-        shape + self.dtype
+        shape + self.dtype.name()
     }
 
     /// The lengths, for people.

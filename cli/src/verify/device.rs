@@ -1,17 +1,16 @@
 //! Every kernel variant that this device can get, against the CPU reference.
 
 use std::collections::BTreeMap;
-use std::ops::ControlFlow;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
-use tilewise::reference::{self, Case, Comparison, Precision, Tolerance, compare};
-use tilewise::{Align, Attention, Bindings, Dims, Engine, Inputs, Path, Plan, Problem, Tensor};
+use tilewise::reference::{self, Comparison, Precision, Tolerance, compare};
+use tilewise::{Align, Attention, Dims, Engine};
 
-use crate::args::Common;
+use super::options::{GROUPS, Group, NO_OPTIONS, Ran};
+use crate::args::{Common, Dtype};
 use crate::measure::{Progress, normal};
 use crate::output;
-use crate::tensors::nan_outputs;
 
 /// Widths of keys and values: an odd few, those that models have, and the widest.
 const WIDTHS: [(usize, usize); 10] =
@@ -50,6 +49,8 @@ struct Outcome {
 #[derive(Debug, Serialize)]
 struct Row {
     kernel: String,
+    /// What the cases have beside q, k and v in one type, causality and scale.
+    options: &'static str,
     status: &'static str,
     #[serde(flatten)]
     outcome: Outcome,
@@ -65,14 +66,20 @@ struct Report {
     failed: usize,
 }
 
-/// Results by kernel.
+/// Results by options and kernel.
 #[derive(Debug, Default)]
-struct Outcomes(BTreeMap<String, Outcome>);
+struct Outcomes(BTreeMap<(&'static str, String), Outcome>);
 
 impl Outcomes {
     /// Notes a case: its comparisons, or the error that it ended with.
-    fn add(&mut self, kernel: String, case: &str, result: Result<Vec<(&str, Comparison)>>) {
-        let outcome = self.0.entry(kernel).or_default();
+    fn add(
+        &mut self,
+        options: &'static str,
+        kernel: String,
+        case: &str,
+        result: Result<Vec<(&'static str, Comparison)>>,
+    ) {
+        let outcome = self.0.entry((options, kernel)).or_default();
         outcome.cases += 1;
         let mut message = None;
         match result {
@@ -99,15 +106,24 @@ impl Outcomes {
 }
 
 /// Checks the device; whether all is right.
-pub(super) fn run(common: &Common) -> Result<bool> {
+pub(super) fn run(dtype: Dtype, common: &Common) -> Result<bool> {
     let engine = common.engine()?;
     let progress = Progress::new();
     let mut outcomes = Outcomes::default();
+    let plain = Group::plain(dtype.stored());
     let problems = problems();
-    for (index, problem) in problems.iter().enumerate() {
-        progress.stage(format!("head_dim {}", problem.dims().head_dim));
-        progress.done(index as f64 / problems.len() as f64);
-        attention(&engine, problem, &mut outcomes)?;
+    let steps = problems.len() + GROUPS.len();
+    for (index, problem) in problems.into_iter().enumerate() {
+        progress.stage(format!("head_dim {}", problem.0.head_dim));
+        progress.done(index as f64 / steps as f64);
+        attention(&engine, &plain, problem, &mut outcomes)?;
+    }
+    for (index, group) in GROUPS.iter().enumerate() {
+        progress.stage(group.name);
+        progress.done((steps - GROUPS.len() + index) as f64 / steps as f64);
+        for problem in Group::problems() {
+            attention(&engine, group, problem, &mut outcomes)?;
+        }
     }
     progress.stage("matmul and softmax_rows");
     products(&engine, &mut outcomes)?;
@@ -115,8 +131,9 @@ pub(super) fn run(common: &Common) -> Result<bool> {
     drop(progress);
 
     let info = engine.adapter_info();
-    let rows = outcomes.0.into_iter().map(|(kernel, outcome)| Row {
+    let rows = outcomes.0.into_iter().map(|((options, kernel), outcome)| Row {
         kernel,
+        options,
         status: if outcome.failed == 0 { "pass" } else { "fail" },
         outcome,
     });
@@ -137,7 +154,7 @@ pub(super) fn run(common: &Common) -> Result<bool> {
     Ok(failed == 0)
 }
 
-fn problems() -> Vec<Problem> {
+fn problems() -> Vec<(Dims, Attention)> {
     let attentions = |q_len: usize, kv_len: usize| {
         let mut options = vec![Attention::full(), Attention::causal()];
         if q_len != kv_len {
@@ -152,16 +169,16 @@ fn problems() -> Vec<Problem> {
             for options in attentions(q_len, kv_len) {
                 // One scale that isn't the default, in passing.
                 let options = if batch == 2 { options.softmax_scale(0.3) } else { options };
-                problems.extend(Problem::new(dims, options));
+                problems.push((dims, options));
             }
         }
     }
     problems
 }
 
-fn describe(problem: &Problem) -> String {
-    let Dims { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim } = problem.dims();
-    let mask = match (problem.attention().is_causal(), problem.attention().alignment()) {
+fn describe(dims: &Dims, attention: &Attention) -> String {
+    let Dims { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim } = dims;
+    let mask = match (attention.is_causal(), attention.alignment()) {
         (false, _) => "full",
         (true, Align::BottomRight) => "causal",
         (true, Align::TopLeft) => "causal top-left",
@@ -169,69 +186,18 @@ fn describe(problem: &Problem) -> String {
     format!("q ({batch}, {q_heads}, {q_len}, {head_dim}), v ({batch}, {kv_heads}, {kv_len}, {value_dim}), {mask}")
 }
 
-/// All plans for a problem against the reference.
-fn attention(engine: &Engine, problem: &Problem, outcomes: &mut Outcomes) -> Result<()> {
-    let Dims { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim } = problem.dims();
-    let dims = &problem.dims();
-    let (q, k, v) = (normal(1, dims.q_elems()), normal(2, dims.k_elems()), normal(3, dims.v_elems()));
-    let case = Case {
-        batch,
-        q_heads,
-        kv_heads,
-        q_len,
-        kv_len,
-        head_dim,
-        value_dim,
-        q: &q,
-        k: &k,
-        v: &v,
-        softmax_scale: Some(problem.softmax_scale().into()),
-        causal: problem.attention().is_causal(),
-        align: match problem.attention().alignment() {
-            Align::BottomRight => reference::Align::BottomRight,
-            Align::TopLeft => reference::Align::TopLeft,
-        },
-        ..Case::default()
-    };
-    let expected = reference::attention(&case)?;
-    let tensors = [
-        engine.upload(&q, [batch, q_heads, q_len, head_dim])?,
-        engine.upload(&k, [batch, kv_heads, kv_len, head_dim])?,
-        engine.upload(&v, [batch, kv_heads, kv_len, value_dim])?,
-    ];
-    let facts = engine.facts();
-    let mut plans = Plan::candidates(problem, &facts).with_context(|| describe(problem))?;
-    plans.push(Plan::new(problem, &facts, Path::Naive).with_context(|| describe(problem))?);
-    for plan in plans {
-        let result = run_plan(engine, &plan, &tensors).map(|(o, lse)| {
-            vec![
-                ("o", compare(&o, &expected.o, expected.tolerance.o(Precision::F32))),
-                ("lse", compare(&lse, &expected.lse, expected.tolerance.lse())),
-            ]
-        });
-        let kernels = plan.kernels();
-        let name = match kernels.as_slice() {
-            [kernel] => kernel.clone(),
-            // By what it is made of: each product has variants of its own.
-            several => format!("naive: {}", several.iter().map(|kernel| stem(kernel)).collect::<Vec<_>>().join(", ")),
-        };
-        outcomes.add(name, &describe(problem), result);
+/// All plans for a problem of a group against the reference.
+fn attention(
+    engine: &Engine,
+    group: &Group,
+    (dims, attention): (Dims, Attention),
+    outcomes: &mut Outcomes,
+) -> Result<()> {
+    let case = describe(&dims, &attention);
+    for Ran { kernel, result } in group.check(engine, dims, attention).with_context(|| case.clone())? {
+        outcomes.add(group.name, kernel, &case, result);
     }
     Ok(())
-}
-
-/// A kernel's name without what is baked in.
-fn stem(kernel: &str) -> &str {
-    kernel.split('[').next().unwrap_or(kernel)
-}
-
-fn run_plan(engine: &Engine, plan: &Plan, [q, k, v]: &[Tensor; 3]) -> Result<(Vec<f32>, Vec<f32>)> {
-    let output = nan_outputs(engine, plan)?;
-    let workspace = engine.alloc_workspace(plan)?;
-    let bindings =
-        Bindings { inputs: Inputs::new(q, k, v), o: &output.o, lse: &output.lse, workspace: workspace.as_ref() };
-    engine.run(plan, &bindings, |_| ControlFlow::Continue(()))?;
-    Ok((output.o.read()?, output.lse.read()?))
 }
 
 fn products(engine: &Engine, outcomes: &mut Outcomes) -> Result<()> {
@@ -251,8 +217,8 @@ fn products(engine: &Engine, outcomes: &mut Outcomes) -> Result<()> {
             Ok(vec![("c", compare(&c.read()?, &expected.c, tolerance(expected.mag)))])
         };
         let case = format!("({batch}, {m}, {k}) by ({batch}, {k}, {n})");
-        outcomes.add("matmul, A·B".to_string(), &case, result(false));
-        outcomes.add("matmul, A·Bᵀ".to_string(), &case, result(true));
+        outcomes.add(NO_OPTIONS, "matmul, A·B".to_string(), &case, result(false));
+        outcomes.add(NO_OPTIONS, "matmul, A·Bᵀ".to_string(), &case, result(true));
     }
     Ok(())
 }
@@ -274,22 +240,22 @@ fn softmax(engine: &Engine, outcomes: &mut Outcomes) -> Result<()> {
                 ("lse", compare(&lse.read()?, &expected.lse, tolerance.lse())),
             ])
         };
-        outcomes.add("softmax_rows".to_string(), &format!("({rows}, {columns})"), result());
+        outcomes.add(NO_OPTIONS, "softmax_rows".to_string(), &format!("({rows}, {columns})"), result());
     }
     Ok(())
 }
 
 impl Report {
     fn text(&self) -> String {
-        let mut table = output::table(["kernel", "cases", "worst error, of tolerance", ""]);
-        for Row { kernel, status, outcome } in &self.kernels {
+        let mut table = output::table(["options", "kernel", "cases", "worst error, of tolerance", ""]);
+        for Row { kernel, options, status, outcome } in &self.kernels {
             let worst = format!("{:.1}%", 100.0 * outcome.worst);
-            table.add_row([kernel.as_str(), &outcome.cases.to_string(), &worst, status]);
+            table.add_row([*options, kernel, &outcome.cases.to_string(), &worst, status]);
         }
         let mut text = format!("{} ({})\n\n{table}\n\n", self.adapter, self.driver);
         for row in &self.kernels {
             if let Some(message) = &row.outcome.message {
-                text += &format!("{}: {message}\n", row.kernel);
+                text += &format!("{}, {}: {message}\n", row.options, row.kernel);
             }
         }
         text + &format!("{} passed, {} failed\n", self.passed, self.failed)

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::support::{Numbers, numbers, program, ran, safetensors_of};
+use super::support::{Numbers, Stored, numbers, program, ran, safetensors_of, safetensors_of_any};
 
 /// A folder with a file of the given bytes.
 struct Bad {
@@ -112,10 +112,92 @@ fn scale_that_is_no_number() {
 #[test]
 fn inputs_that_are_not_built() {
     let [q, k, v] = qkv();
-    for name in ["mask", "bias", "sinks", "kv_lens"] {
+    for name in ["block_table", "past_key", "past_value", "position_ids", "nonpad_kv_seqlen"] {
         let file = safetensors_of(&[q.clone(), k.clone(), v.clone(), numbers(name, &[1, 1, 4, 5])]);
         Bad::new(&file).is_refused(&[], &format!("it holds {name}: not built yet"));
     }
+}
+
+/// q (1, 6, 4, 8), k and v (1, 3, 5, 8), and these.
+fn with(others: &[Stored]) -> Bad {
+    let tensors: Vec<_> = qkv().into_iter().map(Stored::f32).chain(others.iter().cloned()).collect();
+    Bad::new(&safetensors_of_any(&tensors))
+}
+
+#[test]
+fn masks_and_biases_of_wrong_shapes_and_types() {
+    let full = "(batch, q_heads, q_len, kv_len) = [1, 6, 4, 5]";
+    for shape in [&[1, 1, 5, 4][..], &[2, 1, 4, 5], &[1, 3, 4, 5], &[4], &[5, 5]] {
+        let ones = vec![1; shape.iter().product()];
+        let mask = with(&[Stored::bool("attn_mask", shape, &ones)]);
+        mask.is_refused(&[], &format!("attn_mask is {shape:?}: invalid request: mask of shape "));
+        mask.is_refused(&[], full);
+        with(&[Stored::f32(numbers("attn_bias", shape))]).is_refused(&[], full);
+    }
+    with(&[Stored::bool("mask", &[1, 1, 1, 1, 5], &[1; 5])])
+        .is_refused(&[], "mask is [1, 1, 1, 1, 5]; accepted: up to four");
+    with(&[Stored::i32("mask", &[5], &[0, 1, 1, 2, 1])]).is_refused(&[], "mask holds 2; accepted: 0 and 1");
+    with(&[Stored::bool("bias", &[5], &[1; 5])]).is_refused(&[], "bias is BOOL; accepted: F32, F16, BF16");
+    // As a bias it would hide nothing.
+    let numbers = ("attention_mask", vec![5], vec![1.0, 1.0, 0.0, 1.0, 1.0]);
+    with(&[Stored::f32(numbers)]).is_refused(&[], "attention_mask is F32 of nothing but 0 and 1; accepted: BOOL");
+    let [mask, other] = ["mask", "attn_mask"].map(|name| Stored::bool(name, &[5], &[1; 5]));
+    with(&[mask.clone(), other]).is_refused(&[], "it holds mask and attn_mask, which say the same");
+    mask_with_naive_or_packed(&mask);
+}
+
+fn mask_with_naive_or_packed(mask: &Stored) {
+    if super::support::gpu() {
+        with(std::slice::from_ref(mask)).is_refused(&["--path", "naive"], "the naive path with a mask");
+    }
+    let cu_seqlens = Stored::i32("cu_seqlens", &[2], &[0, 4]);
+    packed(&[mask.clone(), cu_seqlens]).is_refused(&[], "mask with a packed batch");
+}
+
+#[test]
+fn sinks_slopes_and_lengths_that_do_not_fit() {
+    with(&[Stored::f32(numbers("sinks", &[3]))]).is_refused(&[], "sinks is [3]; accepted: (q_heads) = [6]");
+    with(&[Stored::f32(numbers("alibi_slopes", &[3, 6]))])
+        .is_refused(&[], "alibi_slopes is [3, 6]; accepted: (q_heads) or (batch, q_heads) = [1, 6]");
+    let lens = |shape: &[usize], lens: &[i32]| with(&[Stored::i32("kv_lens", shape, lens)]);
+    lens(&[1], &[6]).is_refused(&[], "kv_lens[0] = 6; accepted: up to 5");
+    lens(&[2], &[1, 2]).is_refused(&[], "kv_lens of 2 batch entries; accepted: 1");
+    lens(&[1, 1], &[1]).is_refused(&[], "kv_lens is [1, 1]; accepted: one axis");
+    lens(&[1], &[-1]).is_refused(&[], "kv_lens holds -1; accepted: 0 to 4294967295");
+    with(&[Stored::f32(numbers("q_lens", &[1]))]).is_refused(&[], "q_lens is F32; accepted: integers");
+}
+
+/// q, k and v of 4 tokens, 2 heads and a dim of 8, and these.
+fn packed(others: &[Stored]) -> Bad {
+    let qkv = ["q", "k", "v"].map(|name| Stored::f32(numbers(name, &[4, 2, 8])));
+    Bad::new(&safetensors_of_any(&[&qkv, others].concat()))
+}
+
+#[test]
+fn packed_batches_that_do_not_fit() {
+    let bounds = |name: &'static str, bounds: &[i32]| Stored::i32(name, &[bounds.len()], bounds);
+    let of = |q: &[i32], k: &[i32]| packed(&[bounds("cu_seqlens_q", q), bounds("cu_seqlens_k", k)]);
+    of(&[0, 3, 2, 4], &[0, 1, 2, 4])
+        .is_refused(&[], "cu_seqlens_q = [0, 3, 2, 4]; accepted: 4 numbers that start at 0, never fall");
+    of(&[0, 2, 4], &[0, 5, 4]).is_refused(&[], "cu_seqlens_kv = [0, 5, 4]; accepted: 3 numbers");
+    of(&[0, 2, 4], &[0, 4]).is_refused(&[], "cu_seqlens_kv = [0, 4]; accepted: 3 numbers");
+    of(&[0, 2, 3], &[0, 2, 4]).is_refused(&[], "end at 4");
+    of(&[], &[]).is_refused(&[], "cu_seqlens_q = []");
+    of(&[0, -1, 4], &[0, 2, 4]).is_refused(&[], "cu_seqlens_q holds -1");
+    packed(&[bounds("cu_seqlens_q", &[0, 4])])
+        .is_refused(&[], "it holds cu_seqlens_q alone; accepted: cu_seqlens_q and");
+    let good = packed(&[bounds("cu_seqlens", &[0, 1, 4])]);
+    good.is_refused(&["--layout", "bshd"], "--layout with a packed batch");
+    packed(&[bounds("cu_seqlens", &[0, 4]), bounds("kv_lens", &[3])]).is_refused(&[], "kv_lens of a packed batch");
+    with(&[bounds("cu_seqlens", &[0, 4])]).is_refused(&[], "q is [1, 6, 4, 8]; accepted: (tokens, heads, dim)");
+}
+
+#[test]
+fn softcap_that_caps_nothing() {
+    let good = Bad::new(&safetensors_of(&qkv()));
+    good.is_refused(&["--softcap", "0"], "softcap = 0; accepted: a finite number above 0");
+    good.is_refused(&["--softcap", "-1"], "softcap = -1");
+    good.is_refused(&["--softcap", "inf"], "softcap = inf");
 }
 
 #[test]

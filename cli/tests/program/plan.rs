@@ -69,6 +69,7 @@ fn plan_refuses_what_has_no_meaning() {
         (["plan", "--heads=7", "--kv-heads=3"], "q_heads = 7, kv_heads = 3"),
         (["plan", "--scale=NaN", "--causal"], "softmax_scale = NaN"),
         (["plan", "--head-dim=0", "--causal"], "head_dim = 0"),
+        (["plan", "--softcap=0", "--causal"], "softcap = 0; accepted: a finite number above 0"),
         (["plan", "--path=split:4", "--causal"], "isn't built yet"),
         (["plan", "--path=quick", "--causal"], "accepted: auto, naive"),
     ] {
@@ -76,6 +77,33 @@ fn plan_refuses_what_has_no_meaning() {
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(1), ""), "{args:?}");
         assert!(ran.error().contains(error), "{ran:?}");
     }
+}
+
+#[test]
+fn plan_counts_windows_and_types() {
+    let args = ["plan", "--q-len=5", "--causal", "--window=1,none", "--softcap=50", "--dtype=bf16", "--json"];
+    let json = without_gpu(args).json();
+    assert_eq!((&json["dtype"], &json["softcap"]), (&"bf16".into(), &50.0.into()));
+    assert_eq!(json["window"], serde_json::json!([1, null]));
+    assert_eq!(json["visible_pairs"], 1 + 2 + 2 + 2 + 2);
+    assert_eq!(json["input_bytes"], 3 * 2 * 64 * 5);
+    assert_eq!(json["output_bytes"], 2 * 64 * 5 + 4 * 5);
+    assert_eq!(json["tiled"]["fits"], true);
+    // There is no such naive path: said, unless it was asked for.
+    assert_eq!(json["naive"]["fits"], false);
+    let reason = json["naive"]["reason"].as_str().unwrap();
+    assert!(reason.contains("storage other than f32, a window, a softcap"), "{reason}");
+    let text = without_gpu(["plan", "--q-len=5", "--window=1,0", "--dtype=f16"]);
+    assert_eq!(text.code, Some(0), "{text:?}");
+    assert!(text.stdout.contains("window 1,0, scale 0.125, f16"), "{text:?}");
+    assert!(text.stdout.contains("not available: the naive path with storage"), "{text:?}");
+    let refused = without_gpu(["plan", "--window=1,0", "--path=naive"]);
+    assert_eq!((refused.code, refused.stdout.as_str()), (Some(1), ""), "{refused:?}");
+    assert!(refused.error().contains("the naive path with a window; accepted: causality"), "{refused:?}");
+
+    let plain = without_gpu(["plan", "--json"]).json();
+    assert_eq!(plain["dtype"], "f32");
+    assert!(plain["window"].is_null() && plain["softcap"].is_null(), "{plain}");
 }
 
 /// A size beside a 0 makes no element, but strides, tiles and counts are made of it.
@@ -107,11 +135,21 @@ fn no_device_is_one_clear_error() {
 
 #[test]
 fn usage_errors_exit_with_2() {
-    for args in [["plan", "--q-len=many"], ["nonsense", "--json"], ["verify", "--outputs=forward"], ["run", "--causal"]]
-    {
+    for args in [
+        ["plan", "--q-len=many"],
+        ["plan", "--window=x"],
+        ["plan", "--window=255"],
+        ["bench", "--window=1,-2"],
+        ["plan", "--dtype=f8"],
+        ["nonsense", "--json"],
+        ["verify", "--outputs=forward"],
+        ["run", "--causal"],
+    ] {
         let ran = without_gpu(args);
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{args:?}");
     }
+    let window = without_gpu(["plan", "--window=255"]);
+    assert!(window.error().contains("--window <L,R>': accepted: L,R, each a number of keys"), "{window:?}");
 }
 
 #[test]

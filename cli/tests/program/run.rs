@@ -2,7 +2,9 @@
 
 use serde_json::Value;
 
-use super::support::{data, gpu, numbers, program, ran, safetensors_of, tensor, text, tilewise};
+use super::support::{
+    Stored, data, gpu, numbers, program, ran, safetensors_of, safetensors_of_any, tensor, text, tilewise,
+};
 
 /// The file of real activations: its header says (batch, heads, seq, dim), its q, k, v and o lie in (batch, seq, heads, dim).
 const REAL: &str = "qkv/smollm2_ecclesiastes_layer15.safetensors";
@@ -103,6 +105,135 @@ fn out_holds_o_and_lse() {
     }
     // Nothing else is left in the folder.
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
+}
+
+/// Files of another implementation, the options in flags and in tensors beside q, k and v.
+#[test]
+fn golden_files_with_options() {
+    if !gpu() {
+        return;
+    }
+    for (name, flags, others) in [
+        ("window_l7_r5_s65", "--window 7,5", &[][..]),
+        ("window_left_only_q33_k65", "--window 10,-1", &[]),
+        ("softcap_2_causal_gqa", "--causal --softcap 2", &[]),
+        ("bias_neginf", "", &["bias"]),
+        ("mask_11qk_full_rows", "", &["mask"]),
+        ("alibi_per_batch_topleft", "--align top-left", &["alibi_slopes"]),
+        ("sinks_gqa_causal_window", "--causal --window 15,none", &["sinks"]),
+        ("decode_kv_lens_nan", "--causal", &["kv_lens"]),
+        ("varlen_gqa_causal_q_ne_k", "--causal", &["cu_seqlens_q", "cu_seqlens_k"]),
+        ("varlen_window_topleft", "--window 5,9 --align top-left", &["cu_seqlens_q", "cu_seqlens_k"]),
+    ] {
+        let file = data(&format!("golden/cases/{name}.safetensors"));
+        let flags: Vec<_> = flags.split_whitespace().collect();
+        let json = run_json(text(&file), &flags);
+        assert!(error(&json, "max_abs_err") <= 1e-5 && error(&json, "max_abs_err_lse") <= 1e-5, "{name}: {json}");
+        assert_eq!(json["others"], serde_json::json!(others), "{name}");
+    }
+}
+
+/// Every number of this file is one in all three types: the only rounding is that of o.
+#[test]
+fn the_type_asked_for_is_that_of_the_output_too() {
+    if !gpu() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out.safetensors");
+    let file = data("golden/cases/gqa_d96_s65.safetensors");
+    for (dtype, stored, roundoff) in [
+        ("f32", safetensors::Dtype::F32, 0.0),
+        ("f16", safetensors::Dtype::F16, 2.0_f64.powi(-11)),
+        ("bf16", safetensors::Dtype::BF16, 2.0_f64.powi(-8)),
+    ] {
+        let json = run_json(text(&file), &["--dtype", dtype, "--out", text(&out)]);
+        let max_abs_err = error(&json, "max_abs_err");
+        assert!(max_abs_err <= 1e-5 + 2.0 * roundoff && max_abs_err >= roundoff / 16.0, "{json}");
+        assert!(error(&json, "max_abs_err_lse") <= 1e-5, "{json}");
+        assert_eq!(json["dtype"], serde_json::json!({ "q": dtype, "k": dtype, "v": dtype, "o": dtype }));
+        let bytes = std::fs::read(&out).unwrap();
+        let written = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        assert_eq!(written.tensor("o").unwrap().dtype(), stored);
+        assert_eq!(written.tensor("lse").unwrap().dtype(), safetensors::Dtype::F32);
+    }
+    // The order of a file's bytes is found in types of less precision too.
+    let json = run_json(text(&data(REAL)), &["--causal", "--dtype", "bf16"]);
+    assert_eq!(json["layout"], "bshd", "{json}");
+}
+
+/// A computation of q = 0 by hand: o is the mean of the values that a row sees.
+fn means(tensors: &[Stored], flags: &[&str], expected: &[f32]) {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, out) = (folder.path().join("in.safetensors"), folder.path().join("out.safetensors"));
+    std::fs::write(&input, safetensors_of_any(tensors)).unwrap();
+    let json = run_json(text(&input), &[flags, &["--out", text(&out)]].concat());
+    let (_, o) = tensor(&std::fs::read(&out).unwrap(), "o");
+    let close = o.len() == expected.len() && o.iter().zip(expected).all(|(o, expected)| (o - expected).abs() < 1e-6);
+    assert!(close, "{o:?}, expected {expected:?}: {json}");
+}
+
+/// Of a dim of 4 for q and k, 1 for v.
+fn qkv(q: &[usize], k: &[usize], v: &[f32]) -> [Stored; 3] {
+    let wide = |shape: &[usize]| [shape, &[4]].concat();
+    let zeros = vec![0.0; wide(q).iter().product()];
+    let (_, k_shape, k_numbers) = numbers("k", &wide(k));
+    [("q", wide(q), zeros), ("k", k_shape, k_numbers), ("v", [k, &[1]].concat(), v.to_vec())].map(Stored::f32)
+}
+
+#[test]
+fn options_worked_by_hand() {
+    if !gpu() {
+        return;
+    }
+    let three = qkv(&[1, 3], &[1, 3], &[1.0, 2.0, 4.0]);
+    let with = |other: Stored| [&three[..], &[other]].concat();
+    // Causal and key 0 hidden: by any name, of any number of axes.
+    for mask in [
+        Stored::bool("mask", &[3], &[0, 1, 1]),
+        Stored::i32("attention_mask", &[1, 3], &[0, 1, 1]),
+        Stored::bool("attn_mask", &[3, 3], &[0, 1, 1, 0, 1, 1, 0, 1, 1]),
+        Stored::f32(("attn_mask", vec![1, 1, 1, 3], vec![f32::NEG_INFINITY, 0.0, 0.0])),
+        Stored::f32(("attn_bias", vec![3], vec![f32::NEG_INFINITY, 2.0, 2.0])),
+    ] {
+        means(&with(mask), &["--causal"], &[0.0, 2.0, 3.0]);
+    }
+    means(&with(Stored::i32("q_lens", &[1], &[2])), &[], &[7.0 / 3.0, 7.0 / 3.0, 0.0]);
+
+    let five = qkv(&[1, 5], &[1, 5], &[1.0, 2.0, 3.0, 4.0, 5.0]);
+    means(&five, &["--window", "1,0"], &[1.0, 1.5, 2.5, 3.5, 4.5]);
+    means(&five, &["--window", "0,0", "--dtype", "f32"], &[1.0, 2.0, 3.0, 4.0, 5.0]);
+    means(&five, &["--window", "4294967295,-1"], &[3.0; 5]);
+    let sequences = Stored::i32("cu_seqlens", &[3], &[0, 2, 5]);
+    let packed = qkv(&[5, 1], &[5, 1], &[1.0, 2.0, 3.0, 4.0, 5.0]);
+    means(&[&packed[..], &[sequences]].concat(), &["--causal"], &[1.0, 1.5, 3.0, 3.5, 4.0]);
+
+    let values: Vec<f32> = (1..=6_u8).chain(1..=6).map(f32::from).collect();
+    let cached = qkv(&[2, 1, 2], &[2, 1, 6], &values);
+    let lens = Stored::i32("kv_lens", &[2], &[5, 3]);
+    means(&[&cached[..], &[lens]].concat(), &["--causal"], &[2.5, 3.0, 1.5, 2.0]);
+    let heads = qkv(&[2, 1], &[2, 2], &[1.0; 4]);
+    let sinks = Stored::f32(("sinks", vec![2], vec![0.0, std::f32::consts::LN_2]));
+    means(&[&heads[..], &[sinks]].concat(), &[], &[2.0 / 3.0, 0.5]);
+}
+
+#[test]
+fn options_are_told() {
+    if !gpu() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("in.safetensors");
+    let tensors = qkv(&[1, 3], &[1, 3], &[1.0, 2.0, 4.0]);
+    let mask = Stored::bool("attn_mask", &[3], &[0, 1, 1]);
+    std::fs::write(&input, safetensors_of_any(&[&tensors[..], &[mask]].concat())).unwrap();
+    let flags = ["--causal", "--window", "2,0", "--softcap", "30"];
+    let told = ran(program().args(["run", text(&input)]).args(flags));
+    let options = "causal, window 2,0, softcap 30, mask (attn_mask), scale 0.5";
+    assert!(told.stdout.contains(options) && told.stdout.contains("f32, f32, f32; o in f32"), "{told:?}");
+    let json = run_json(text(&input), &flags);
+    assert_eq!((&json["window"], &json["softcap"]), (&serde_json::json!([2, 0]), &30.0.into()));
+    assert_eq!(json["others"], serde_json::json!(["mask (attn_mask)"]));
 }
 
 #[test]

@@ -75,14 +75,42 @@ pub(crate) fn numbers(name: &'static str, shape: &[usize]) -> Numbers {
     (name, shape.to_vec(), (0..elems).map(number).collect())
 }
 
-/// The bytes of a file with tensors of f32 in it.
-pub(crate) fn safetensors_of(tensors: &[Numbers]) -> Vec<u8> {
-    let bytes: Vec<Vec<u8>> =
-        tensors.iter().map(|(.., numbers)| numbers.iter().flat_map(|x| x.to_le_bytes()).collect()).collect();
-    let views = tensors.iter().zip(&bytes).map(|((name, shape, _), bytes)| {
-        (*name, TensorView::new(Dtype::F32, shape.clone(), bytes).expect("sizes that fit"))
+/// A tensor of any type.
+#[derive(Debug, Clone)]
+pub(crate) struct Stored {
+    name: &'static str,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+impl Stored {
+    pub(crate) fn f32((name, shape, numbers): Numbers) -> Self {
+        let bytes = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+        Self { name, dtype: Dtype::F32, shape, bytes }
+    }
+
+    pub(crate) fn i32(name: &'static str, shape: &[usize], numbers: &[i32]) -> Self {
+        let bytes = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+        Self { name, dtype: Dtype::I32, shape: shape.to_vec(), bytes }
+    }
+
+    pub(crate) fn bool(name: &'static str, shape: &[usize], numbers: &[u8]) -> Self {
+        Self { name, dtype: Dtype::BOOL, shape: shape.to_vec(), bytes: numbers.to_vec() }
+    }
+}
+
+/// The bytes of a file with these tensors in it.
+pub(crate) fn safetensors_of_any(tensors: &[Stored]) -> Vec<u8> {
+    let views = tensors.iter().map(|Stored { name, dtype, shape, bytes }| {
+        (*name, TensorView::new(*dtype, shape.clone(), bytes).expect("sizes that fit"))
     });
     safetensors::serialize(views, None).expect("a file")
+}
+
+/// Likewise of tensors of f32.
+pub(crate) fn safetensors_of(tensors: &[Numbers]) -> Vec<u8> {
+    safetensors_of_any(&tensors.iter().cloned().map(Stored::f32).collect::<Vec<_>>())
 }
 
 /// Reads a tensor of f32 back.

@@ -16,6 +16,9 @@ fn this_device_is_right() {
         for stem in ["flash_fwd", "naive", "matmul", "softmax_rows"] {
             assert!(kernels.iter().any(|row| row["kernel"].as_str().unwrap().starts_with(stem)), "{stem}");
         }
+        for options in ["f16 k and v", "mask", "packed", "window", "score_mod, mask_mod", "all", "all, packed"] {
+            assert!(kernels.iter().any(|row| row["options"] == options), "{options}");
+        }
         assert_eq!(json["failed"], 0);
     }
 }
