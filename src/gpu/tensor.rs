@@ -239,7 +239,7 @@ impl Tensor {
     /// let k = qkv.slice(2, heads * dim..2 * heads * dim)?.heads(heads)?;
     /// let v = qkv.slice(2, 2 * heads * dim..3 * heads * dim)?.heads(heads)?;
     /// // And back: an o that lies as the output projection wants it, (batch, len, heads·dim), for `Bindings::o`.
-    /// let joined = engine.alloc([batch, len, heads * dim])?;
+    /// let joined = engine.alloc(tilewise::DType::F32, [batch, len, heads * dim])?;
     /// let o = joined.heads(heads)?;
     /// # Ok(()) }
     /// ```
