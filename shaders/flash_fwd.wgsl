@@ -9,9 +9,9 @@
 //           the output the columns 4*(i*TX + x) .. +3, i < COL_VECS. value_dim <= 4*TX*COL_VECS; head_dim is a loop.
 // Budget    sh_stage: max(SLICE_D*(Q_STRIDE + K_STRIDE), SLICE_KV*V_STRIDE) vec4, used in turn for a slice of Q and K and for one of V;
 //           sh_p: BLOCK_KV*P_STRIDE vec4, used in turn for partial row maxima and for P; sh_keep: KEEP_COUNT words, a bit a key, where
-//           masks are tables or functions; two words of flags. At the defaults 14860 bytes.
+//           masks are tables or functions; two words of flags, four of the batch entry. At the defaults 14876 bytes.
 // Registers vec4<f32>: scores 4*ROW_VECS*KEY_VECS, acc 4*ROW_VECS*COL_VECS, m and l ROW_VECS each, operands ROW_VECS + KEY_VECS.
-// Barriers  Per tile two a slice of head_dim, two for the row maxima, two a slice of V less one, three where masks are tables or functions.
+// Barriers  One at the start. Per tile two a slice of head_dim, two for the row maxima, two a slice of V less one, three where masks are tables or functions.
 //           Workgroup-uniform: loop bounds come from params, the workgroup's number, read-only tables at uniform places and
 //           workgroupUniformLoad. Rows and keys past the end are staged as zeros, never skipped.
 // Numerics  All f32 whatever is stored. Scores stay in natural units and meet log2(e) after the maximum is subtracted, so that a score
@@ -20,8 +20,8 @@
 //           weight 1): o = 0, lse = -inf, whose bits are stored as an integer because WGSL has no infinities. A sink is where m and l
 //           begin. Dot products and sums of P V are f32 before scale and division: beyond 3.4e38 they are infinite. A NaN among visible
 //           scores makes l NaN, hence o and lse; it is handed on by its bits, because SwiftShader's exp2 and log make a number of it.
-//           A pass over later keys resumes from o and lse: m = lse, l = 1, acc = o. llvmpipe ends every loop of an invocation after
-//           65535 iterations in all, without a word, so long inputs take several passes there.
+//           A score of +inf makes o NaN and lse +inf. llvmpipe ends every loop of an invocation after 65535 iterations in all, without a
+//           word, so long inputs take several passes there: what is between them is acc in out, m in lse and l in extras.
 // Source    Milakov & Gimelshein 2018 (online softmax); Dao 2023 (FlashAttention-2, algorithm 1: unnormalised acc, one division).
 
 const TX: u32 = 8u; // @spec
@@ -39,6 +39,7 @@ const BIAS: bool = false; // @spec
 const SOFTCAP: bool = false; // @spec
 const ALIBI: bool = false; // @spec
 const SINKS: bool = false; // @spec
+const PASSES: bool = false; // @spec keys are gone through in several dispatches, each resuming from the one before
 
 const THREADS: u32 = TX * TY;
 const BLOCK_Q: u32 = 4u * TY * ROW_VECS;
@@ -64,6 +65,7 @@ const LOG2_E: f32 = 1.4426950408889634;
 const LOWEST: f32 = -3.4028234e38;
 const MASKED: f32 = -1.0;
 const NEG_INF_BITS: u32 = 0xff800000u;
+const INF_BITS: u32 = 0x7f800000u;
 
 // One tensor's place: element (b, h, row, column) is at offset + b*batch + h*head + row*row + column.
 struct Strides {
@@ -90,8 +92,9 @@ struct Params {
     q_blocks: u32,     // ceil(q_len / BLOCK_Q)
     first_block: u32,  // this dispatch owns the blocks first_block .. end_block of batch * q_heads * q_blocks
     end_block: u32,
-    first_key: u32,    // and the keys first_key .. end_key, whole tiles; after the first, with what out and lse hold of those before
+    first_key: u32,    // and the keys first_key .. end_key, whole tiles
     end_key: u32,
+    last_pass: u32,    // 1: no keys come after them
     rows: u32,         // rows that are written however few a batch entry has; 0 for a packed batch
     bottom_right: u32, // 1: the last query stands at the last key; 0: the first at the first
     left: i32,         // row i at position p sees the keys p - left ..= p + right
@@ -109,6 +112,9 @@ struct Params {
     ranges_head: u32,
     mod_data: u32,     // the words that score_mod and mask_mod read
     mod_words: u32,
+    sums: u32,         // l of each row between passes
+    sums_batch: u32,
+    sums_head: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -130,6 +136,7 @@ var<workgroup> sh_p: array<vec4<f32>, P_VECS>;
 var<workgroup> sh_keep: array<u32, KEEP_COUNT>;
 var<workgroup> sh_kept: atomic<u32>;
 var<workgroup> sh_any_kept: u32;
+var<workgroup> sh_sequence: Sequence;
 
 // What there is of a batch entry.
 struct Sequence {
@@ -181,6 +188,13 @@ fn keep_word(batch: u32, head: u32, row: u32, key: u32, sequence: Sequence) -> u
     return word;
 }
 
+// The bias of four neighbouring keys, of which the first `count` exist.
+fn bias_of(at: u32, count: u32) -> vec4<f32> {
+    let steps = vec4(0u, 1u, 2u, 3u);
+    let places = select(vec4(0u), vec4(at) + steps * params.bias_key, steps < vec4(count));
+    return vec4(bias_at(places.x), bias_at(places.y), bias_at(places.z), bias_at(places.w));
+}
+
 // Four neighbouring scores of a row after all that changes them.
 fn final_scores(scaled: vec4<f32>, bias4: vec4<f32>, batch: u32, head: u32, row: u32, key: u32, position: i32) -> vec4<f32> {
     var s = scaled;
@@ -216,7 +230,11 @@ fn flash_fwd(
     let first_row = (block % params.q_blocks) * BLOCK_Q;
     let head = (block / params.q_blocks) % params.q_heads;
     let batch = block / (params.q_blocks * params.q_heads);
-    let sequence = sequence_of(batch);
+    // Read by one for all: extras may be written to, and browsers take no control flow by what may differ between invocations.
+    if (lane == 0u) {
+        sh_sequence = sequence_of(batch);
+    }
+    let sequence = workgroupUniformLoad(&sh_sequence);
     let q_len = sequence.q_len;
     let kv_len = i32(sequence.kv_len);
     let offset = select(0, kv_len - i32(q_len), params.bottom_right == 1u);
@@ -230,8 +248,10 @@ fn flash_fwd(
     let end_full_tile = u32(first_seen.y) / BLOCK_KV;
     let first_tile = max(u32(first_seen.x), params.first_key) / BLOCK_KV;
     let end_tile = select(0u, (min(u32(last_seen.y), params.end_key) + BLOCK_KV - 1u) / BLOCK_KV, has_rows);
-    let resumes = params.first_key > 0u;
-    if (block >= params.end_block || first_row >= max(q_len, params.rows) || (resumes && first_tile >= end_tile)) {
+    let resumes = PASSES && params.first_key > 0u;
+    let is_last = !PASSES || params.last_pass == 1u;
+    let nothing_new = resumes && !is_last && first_tile >= end_tile;
+    if (block >= params.end_block || first_row >= max(q_len, params.rows) || nothing_new) {
         return; // the whole workgroup at once: the grid is folded into a rectangle, and longer than some batch entries
     }
 
@@ -242,6 +262,7 @@ fn flash_fwd(
     let out_base = params.out.offset + batch * params.out.batch + head * params.out.head + sequence.first_q * params.out.row;
     let lse_base = params.lse.offset + batch * params.lse.batch + head * params.lse.head + sequence.first_q * params.lse.row;
     let bias_base = params.bias.offset + batch * params.bias.batch + head * params.bias.head;
+    let sums_base = params.sums + batch * params.sums_batch + head * params.sums_head + sequence.first_q;
 
     var acc: array<vec4<f32>, 4u * ROW_VECS * COL_VECS>; // acc[row * COL_VECS + column vector]
     var row_max: array<vec4<f32>, ROW_VECS>;             // one component a row
@@ -254,9 +275,18 @@ fn flash_fwd(
         for (var c = 0u; c < 4u; c++) {
             let row = first_row + 4u * (i * TY + y) + c;
             var start = NEG_INF_BITS;
-            if (resumes) {
-                if (row < q_len) {
-                    start = lse[lse_base + row * params.lse.row];
+            if (SINKS) {
+                start = extra(params.sinks + head);
+            }
+            // A sink is the logarithm of a sum: a maximum whose sum is 1. NaN stays NaN.
+            let is_nan = (start & 0x7fffffffu) > 0x7f800000u;
+            let one = select(1.0, bitcast<f32>(start), is_nan);
+            row_max[i][c] = select(bitcast<f32>(start), LOWEST, is_nan || start == NEG_INF_BITS);
+            row_sum[i][c] = select(one, 0.0, x > 0u || start == NEG_INF_BITS);
+            if (PASSES) {
+                if (resumes && row < q_len) {
+                    row_max[i][c] = bitcast<f32>(lse[lse_base + row * params.lse.row]);
+                    row_sum[i][c] = select(bitcast<f32>(extra(sums_base + row)), 0.0, x > 0u);
                     // @unroll
                     for (var j = 0u; j < COL_VECS; j++) {
                         // @unroll
@@ -268,14 +298,7 @@ fn flash_fwd(
                         }
                     }
                 }
-            } else if (SINKS) {
-                start = extra(params.sinks + head);
             }
-            // A sum of 1 for a maximum that is the logarithm of the whole sum; NaN stays NaN.
-            let is_nan = (start & 0x7fffffffu) > 0x7f800000u;
-            let one = select(1.0, bitcast<f32>(start), is_nan);
-            row_max[i][c] = select(bitcast<f32>(start), LOWEST, is_nan || start == NEG_INF_BITS);
-            row_sum[i][c] = select(one, 0.0, x > 0u || start == NEG_INF_BITS);
         }
     }
 
@@ -376,12 +399,8 @@ fn flash_fwd(
                         }
                         var bias4 = vec4(0.0);
                         if (BIAS) {
-                            // @unroll
-                            for (var e = 0u; e < 4u; e++) {
-                                let inside = row < q_len && key + e < sequence.kv_len;
-                                let at = bias_base + row * params.bias.row + (key + e) * params.bias_key;
-                                bias4[e] = bias_at(select(0u, at, inside));
-                            }
+                            let count = select(0u, sequence.kv_len - min(key, sequence.kv_len), row < q_len);
+                            bias4 = bias_of(bias_base + row * params.bias.row + key * params.bias_key, count);
                             hides |= bitcast<vec4<u32>>(bias4) == vec4(NEG_INF_BITS);
                         }
                         let n = (4u * i + c) * KEY_VECS + j;
@@ -412,8 +431,9 @@ fn flash_fwd(
                 for (var other = 0u; other < TX; other++) {
                     largest = max(largest, sh_p[other * P_STRIDE + i * TY + y]);
                 }
-                // From LOWEST the difference may overflow; any exponent below -150 rescales to 0.
-                let rescale = exp2(max((row_max[i] - largest) * LOG2_E, vec4(-200.0)));
+                // From LOWEST the difference may overflow; any exponent below -150 rescales to 0. An infinite maximum is no less than itself.
+                let lowered = exp2(max((row_max[i] - largest) * LOG2_E, vec4(-200.0)));
+                let rescale = select(lowered, vec4(1.0), row_max[i] == largest);
                 row_max[i] = largest;
                 row_sum[i] *= rescale;
                 // @unroll
@@ -434,8 +454,10 @@ fn flash_fwd(
                     // @unroll
                     for (var j = 0u; j < KEY_VECS; j++) {
                         let score = s[(4u * i + c) * KEY_VECS + j];
-                        let is_nan = (bitcast<vec4<u32>>(score) & vec4(0x7fffffffu)) > vec4(0x7f800000u);
-                        let weight = select(exp2(max((score - vec4(row_max[i][c])) * LOG2_E, vec4(-200.0))), score, is_nan);
+                        let below = (score - vec4(row_max[i][c])) * LOG2_E;
+                        // Of a NaN, and of an infinite score below itself.
+                        let is_nan = (bitcast<vec4<u32>>(below) & vec4(0x7fffffffu)) > vec4(0x7f800000u);
+                        let weight = select(exp2(max(below, vec4(-200.0))), below, is_nan);
                         let seen = select(weight, vec4(0.0), hidden[(4u * i + c) * KEY_VECS + j]);
                         row_sum[i][c] += (seen.x + seen.y) + (seen.z + seen.w);
                         s[(4u * i + c) * KEY_VECS + j] = select(weight, vec4(MASKED), hidden[(4u * i + c) * KEY_VECS + j]);
@@ -523,7 +545,20 @@ fn flash_fwd(
         // @unroll
         for (var c = 0u; c < 4u; c++) {
             let row = first_row + 4u * (i * TY + y) + c;
-            if (row < max(q_len, params.rows)) {
+            if (!is_last) {
+                if (row < q_len) {
+                    // @unroll
+                    for (var j = 0u; j < COL_VECS; j++) {
+                        let column = 4u * (j * TX + x);
+                        let count = params.value_dim - min(column, params.value_dim);
+                        store_out(out_base + row * params.out.row + column, acc[(4u * i + c) * COL_VECS + j], count);
+                    }
+                    if (x == 0u) {
+                        lse[lse_base + row * params.lse.row] = bitcast<u32>(row_max[i][c]);
+                        store_extra(sums_base + row, bitcast<u32>(total[c]));
+                    }
+                }
+            } else if (row < max(q_len, params.rows)) {
                 let empty = total[c] == 0.0 || row >= q_len;
                 let sum = select(total[c], 1.0, empty);
                 // @unroll
@@ -533,9 +568,11 @@ fn flash_fwd(
                     store_out(out_base + row * params.out.row + column, four, params.value_dim - min(column, params.value_dim));
                 }
                 if (x == 0u) {
-                    // Not every driver's log hands a NaN on.
-                    let is_nan = (bitcast<u32>(sum) & 0x7fffffffu) > 0x7f800000u;
-                    let bits = select(bitcast<u32>(row_max[i][c] + log(sum)), bitcast<u32>(sum), is_nan);
+                    // Not every driver's log hands a NaN on. That of an infinite maximum says nothing.
+                    let largest = bitcast<u32>(row_max[i][c]);
+                    let is_nan = (bitcast<u32>(sum) & 0x7fffffffu) > 0x7f800000u && largest != INF_BITS;
+                    let of_sum = select(bitcast<u32>(row_max[i][c] + log(sum)), bitcast<u32>(sum), is_nan);
+                    let bits = select(of_sum, largest, largest == INF_BITS);
                     lse[lse_base + row * params.lse.row] = select(bits, NEG_INF_BITS, empty);
                 }
             }

@@ -82,8 +82,9 @@ fn merge_states(
     let a_lse = bitcast<f32>(select(a_bits, 0u, a_empty));
     let b_lse = bitcast<f32>(select(b_bits, 0u, b_empty));
     let largest = max(a_lse, b_lse);
-    let a_weight = exp2(max((a_lse - largest) * LOG2_E, -200.0));
-    let b_weight = exp2(max((b_lse - largest) * LOG2_E, -200.0));
+    // An infinite lse is no less than itself.
+    let a_weight = select(exp2(max((a_lse - largest) * LOG2_E, -200.0)), 1.0, a_lse == largest);
+    let b_weight = select(exp2(max((b_lse - largest) * LOG2_E, -200.0)), 1.0, b_lse == largest);
     let sum = a_weight + b_weight;
     let count = min(params.dim - column, 4u);
     var four = vec4(0.0);
@@ -94,7 +95,8 @@ fn merge_states(
         let b_value = b_at_or_zero(b_at + e, inside && !b_empty);
         // The other's as it is, a -0 too.
         let either = select(a_value, b_value, a_empty);
-        four[e] = select((a_weight * a_value + b_weight * b_value) / sum, either, a_empty || b_empty);
+        let merged = select((a_weight * a_value + b_weight * b_value) / sum, either, a_empty || b_empty);
+        four[e] = select(select(merged, b_lse, is_nan(b_bits)), a_lse, is_nan(a_bits));
     }
     store_out(out_base, four, count);
     if (column == 0u) {

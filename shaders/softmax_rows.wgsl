@@ -8,6 +8,7 @@
 // Barriers  Two tree reductions of log2(THREADS) + 1 barriers and one between them, workgroup-uniform.
 // Numerics  f32. A row that is empty, or -inf throughout, becomes zeros with lse -inf, stored by its bits because WGSL has no
 //           infinities: its sum is 0, and that of any other row at least 1. A NaN within a row's reach shows in that row alone.
+//           One of +inf makes weights NaN and lse +inf.
 // Source    The textbook three passes: maximum, sum, quotient; one read more than Milakov & Gimelshein 2018 needs.
 
 const THREADS: u32 = 256u; // @spec
@@ -15,6 +16,7 @@ const THREADS: u32 = 256u; // @spec
 const LOG2_E: f32 = 1.4426950408889634;
 const LOWEST: f32 = -3.4028234e38;
 const NEG_INF_BITS: u32 = 0xff800000u;
+const INF_BITS: u32 = 0x7f800000u;
 
 struct Params {
     x_offset: u32,
@@ -33,9 +35,10 @@ struct Params {
 
 var<workgroup> sh_part: array<f32, THREADS>;
 
-// e^(x - largest); a NaN stays one, which not every driver's exp2 lets it.
+// e^(x - largest); a NaN stays one, which not every driver's exp2 lets it, and an infinite x makes one.
 fn weight_of(x: f32, largest: f32) -> f32 {
-    return select(exp2((x - largest) * LOG2_E), x, (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u);
+    let below = (x - largest) * LOG2_E;
+    return select(exp2(below), below, (bitcast<u32>(below) & 0x7fffffffu) > 0x7f800000u);
 }
 
 @compute @workgroup_size(THREADS)
@@ -86,9 +89,10 @@ fn softmax_rows(
         x[base + column] = select(0.0, weight, column < reach);
     }
     if (lane == 0u) {
-        // Not every driver's log hands a NaN on.
+        // Not every driver's log hands a NaN on. That of an infinite maximum says nothing.
         let is_nan = (bitcast<u32>(sum) & 0x7fffffffu) > 0x7f800000u;
-        let bits = select(bitcast<u32>(largest + log(sum)), bitcast<u32>(sum), is_nan);
+        let of_sum = select(bitcast<u32>(largest + log(sum)), bitcast<u32>(sum), is_nan);
+        let bits = select(of_sum, INF_BITS, bitcast<u32>(largest) == INF_BITS);
         lse[params.lse_offset + row] = select(bits, NEG_INF_BITS, empty);
     }
 }

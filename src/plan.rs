@@ -65,6 +65,8 @@ pub(crate) struct Extras {
     pub(crate) sinks: u32,
     pub(crate) ranges: u32,
     pub(crate) mod_data: u32,
+    /// Sums of rows between passes.
+    pub(crate) sums: u32,
     /// The words of the tables that the host writes: sequences and slopes.
     pub(crate) host_words: u32,
     /// All words.
@@ -72,7 +74,7 @@ pub(crate) struct Extras {
 }
 
 impl Extras {
-    pub(crate) fn of(problem: &Problem) -> Result<Self> {
+    pub(crate) fn of(problem: &Problem, passes: bool) -> Result<Self> {
         let Dims { batch, q_heads, .. } = problem.dims;
         let slopes = problem.attention.alibi_slopes.as_ref().map_or(0, |slopes| slopes.len());
         let mut words = 0usize;
@@ -87,6 +89,8 @@ impl Extras {
         let sinks = place(if problem.sinks { q_heads } else { 0 });
         let ranges = place(problem.ranges.map_or(0, |shape| shape.into_iter().fold(2, usize::saturating_mul)));
         let mod_data = place(problem.mod_words.unwrap_or(0));
+        let [.., rows] = problem.elems();
+        let sums = place(if passes { usize::try_from(rows).unwrap_or(usize::MAX) } else { 0 });
         Ok(Self {
             sequences: to_u32(sequences)?,
             slopes: to_u32(slopes_at)?,
@@ -94,6 +98,7 @@ impl Extras {
             sinks: to_u32(sinks)?,
             ranges: to_u32(ranges)?,
             mod_data: to_u32(mod_data)?,
+            sums: to_u32(sums)?,
             host_words: to_u32(host_words)?,
             words: to_u32(words)?,
         })
@@ -246,31 +251,39 @@ impl Plan {
         if let (Some(score_mod), Some(mask_mod)) = (&problem.attention.score_mod, &problem.attention.mask_mod) {
             mods::check_both(score_mod, mask_mod)?;
         }
-        let extras = Extras::of(problem)?;
+        let plans: Vec<_> = flash_fwd_variants(problem, facts)
+            .into_iter()
+            .map(|variant| Self::tiled(problem, facts, variant))
+            .collect();
+        // One that can't do it is no reason against the others.
+        if plans.iter().any(Result::is_ok) {
+            return Ok(plans.into_iter().flatten().collect());
+        }
+        plans.into_iter().collect()
+    }
+
+    fn tiled(problem: &Problem, facts: &DeviceFacts, mut variant: flash_fwd::Variant) -> Result<Self> {
         let (_, kv_len) = problem.longest();
-        let plans = flash_fwd_variants(problem, facts).into_iter().map(|variant| {
-            let iterations = variant.iterations_of_tile(u32::try_from(problem.dims.head_dim).unwrap_or(u32::MAX));
-            let tiles = loops_per_pass(iterations, facts.device_type);
-            if tiles == 0 {
-                let what =
-                    "loop iterations that a software device allows a workgroup, of which head_dim takes one each";
-                return Err(Error::unsupported(what, iterations.into(), SOFTWARE_LOOP_ITERATIONS.into()));
-            }
-            let keys_per_pass = tiles.saturating_mul(variant.block_kv());
-            if problem.storage.o != DType::F32 && kv_len > keys_per_pass as usize {
-                return Err(Error::unsupported(
-                    format!(
-                        "keys in one pass of a software device, of an output in {}, f32 has no such bound",
-                        problem.storage.o
-                    ),
-                    kv_len as u64,
-                    keys_per_pass.into(),
-                ));
-            }
-            let why = why_tiled(&variant, problem, facts, keys_per_pass);
-            Ok(Self { problem: problem.clone(), route: Route::Tiled { variant, keys_per_pass }, extras, why })
-        });
-        plans.collect()
+        let iterations = variant.iterations_of_tile(u32::try_from(problem.dims.head_dim).unwrap_or(u32::MAX));
+        let tiles = loops_per_pass(iterations, facts.device_type);
+        if tiles == 0 {
+            let what = "loop iterations that a software device allows a workgroup, of which head_dim takes one each";
+            return Err(Error::unsupported(what, iterations.into(), SOFTWARE_LOOP_ITERATIONS.into()));
+        }
+        // How often a user's loop runs isn't known: it gets what a tile leaves.
+        let tiles = if tiles < u32::MAX && mods::have_loops(&problem.attention) { 1 } else { tiles };
+        let keys_per_pass = tiles.saturating_mul(variant.block_kv());
+        variant.options.passes = kv_len > keys_per_pass as usize;
+        if variant.options.passes && problem.storage.o != DType::F32 {
+            let what = format!(
+                "keys in one pass of a software device, of an output in {}; f32 has no such bound",
+                problem.storage.o
+            );
+            return Err(Error::unsupported(what, kv_len as u64, keys_per_pass.into()));
+        }
+        let extras = Extras::of(problem, variant.options.passes)?;
+        let why = why_tiled(&variant, problem, facts, keys_per_pass);
+        Ok(Self { problem: problem.clone(), route: Route::Tiled { variant, keys_per_pass }, extras, why })
     }
 
     fn naive(problem: &Problem, facts: &DeviceFacts) -> Result<Self> {
@@ -321,7 +334,7 @@ impl Plan {
 
     /// Bytes of device memory that it needs besides inputs, outputs and a uniform of a few hundred bytes a dispatch. Of a tiled plan:
     /// 16 a batch entry where lengths are given or the batch is packed, 4 an ALiBi slope, 4 a sink, 8 a row with a range of its own, and
-    /// what the mods read; for anything else nothing.
+    /// what the mods read; 4 a row where a software device takes several passes; for anything else nothing.
     pub fn workspace_bytes(&self) -> u64 {
         match self.route {
             Route::Tiled { .. } => 4 * u64::from(self.extras.words),
@@ -402,7 +415,8 @@ fn check_bindings(problem: &Problem, facts: &DeviceFacts) -> Result<()> {
     let bias = problem.bias.map(|(dtype, shape)| (dtype, broadcast(shape)));
     let mask =
         problem.mask.map(|[batch, heads, rows, keys]| (DType::U32, broadcast([batch, heads, rows, keys.div_ceil(32)])));
-    let extras = (DType::U32, u64::from(Extras::of(problem)?.words));
+    // Passes need no more than lse does.
+    let extras = (DType::U32, u64::from(Extras::of(problem, false)?.words));
     for (name, (dtype, elems)) in [
         ("q", (q, q_elems)),
         ("k", (k, k_elems)),

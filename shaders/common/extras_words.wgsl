@@ -4,3 +4,7 @@
 fn extra(at: u32) -> u32 {
     return extras[at];
 }
+
+// Of one pass nothing is kept.
+fn store_extra(at: u32, word: u32) {
+}

@@ -1,9 +1,8 @@
 // What score_mod and mask_mod may read: the words of the caller's buffer, and 0 past its end.
 fn data_u32(index: u32) -> u32 {
-    if (index >= params.mod_words) {
-        return 0u;
-    }
-    return extra(params.mod_data + index);
+    // Without a branch: score_mod is called many times in one block, and SwiftShader's compiler takes minutes over as many branches.
+    let inside = index < params.mod_words;
+    return select(0u, extra(params.mod_data + select(0u, index, inside)), inside);
 }
 
 fn data_i32(index: u32) -> i32 {

@@ -47,7 +47,10 @@ impl Mask {
         let [batch, heads, rows, keys] = shape;
         let elems = shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size));
         if elems != Some(data.len()) {
-            return Err(Error::invalid(format!("{} elements for a mask of shape {shape:?}", data.len())));
+            return Err(Error::invalid(format!(
+                "{} elements for a mask of shape {shape:?}; accepted: as many as it has",
+                data.len()
+            )));
         }
         let row_words = |row: &[T]| -> Vec<u32> {
             let word = |bits: &[T]| (0..).zip(bits).map(|(at, bit)| u32::from(bit.attends()) << at).sum();
@@ -150,7 +153,7 @@ impl<'a> Inputs<'a> {
             if data.dtype().bytes() != 4 {
                 return Err(Error::invalid(format!("mod_data in {}; accepted: f32, u32", data.dtype())));
             }
-            problem = problem.mod_data(data.elems());
+            problem = problem.mod_data(data.elems())?;
         }
         Ok(problem)
     }

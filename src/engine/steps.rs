@@ -79,7 +79,8 @@ impl Work {
             let (words, _) = from.extent_words();
             let bytes = words.end - words.start;
             gpu.scoped(|| {
-                encoder.copy_buffer_to_buffer(from.raw_buffer(), words.start, workspace.raw_buffer(), *to, bytes);
+                let to = 4 * workspace.offset() as u64 + to;
+                encoder.copy_buffer_to_buffer(from.raw_buffer(), words.start, workspace.raw_buffer(), to, bytes);
             })?;
         }
         Ok(())
@@ -97,6 +98,12 @@ fn extras_in(plan: &Plan, workspace: Option<&Tensor>) -> Result<Option<Tensor>> 
             workspace.map_or("no workspace".to_owned(), |it| format!("a workspace of {} {}", it.elems(), it.dtype()));
         return Err(Error::invalid(format!("{given}; accepted: one of {} bytes, dense, of f32 or u32", 4 * words)));
     };
+    let usage = workspace.raw_buffer().usage();
+    if !usage.contains(wgpu::BufferUsages::COPY_DST) {
+        return Err(Error::invalid(format!(
+            "a workspace in a buffer of usage {usage:?}; accepted: COPY_DST among them"
+        )));
+    }
     workspace.slice_words(words).map(Some)
 }
 
@@ -257,6 +264,7 @@ fn flash_fwd_steps(
         end_block: 0,
         first_key: 0,
         end_key: 0,
+        last_pass: 0,
         rows: if packed { 0 } else { to_u32(dims.q_len)? },
         bottom_right: u32::from(*align == Align::BottomRight),
         left: bound(left),
@@ -274,6 +282,9 @@ fn flash_fwd_steps(
         ranges_head: if ranges[1] == 1 { 0 } else { to_u32(2 * ranges[2])? },
         mod_data: base + places.mod_data,
         mod_words: to_u32(problem.mod_words.unwrap_or(0))?,
+        sums: base + places.sums,
+        sums_batch: if packed { 0 } else { to_u32(dims.q_heads * dims.q_len)? },
+        sums_head: to_u32(dims.q_len)?,
     };
     let mut tensors = vec![inputs.q, inputs.k, inputs.v, o, lse];
     tensors.extend(inputs.bias);
@@ -284,7 +295,9 @@ fn flash_fwd_steps(
     let blocks = (q_blocks * dims.q_heads * dims.batch) as u64;
     let pass = |first_key: usize| -> Result<Step> {
         let end_key = longest_kv.min(first_key.saturating_add(keys_per_pass as usize));
-        let params = flash_fwd::Params { first_key: to_u32(first_key)?, end_key: to_u32(end_key)?, ..params };
+        let last_pass = u32::from(end_key == longest_kv);
+        let params =
+            flash_fwd::Params { first_key: to_u32(first_key)?, end_key: to_u32(end_key)?, last_pass, ..params };
         Ok(Step {
             kernel: kernel.clone(),
             tensors: tensors.clone(),

@@ -68,7 +68,7 @@ fn optioned(dims: Dims) -> Vec<Problem> {
         problem(Attention::full().softcap(1.0)),
         problem(Attention::full().alibi([1.0])),
         problem(Attention::full().kv_lens([1])),
-        problem(Attention::full().score_mod(score_mod())).mod_data(1),
+        problem(Attention::full().score_mod(score_mod())).mod_data(1).unwrap(),
         problem(Attention::full().mask_mod(mask_mod())),
     ];
     for dtype in [DType::F32, DType::F16, DType::Bf16] {
@@ -76,7 +76,16 @@ fn optioned(dims: Dims) -> Vec<Problem> {
         problems.push(plain().bias(dtype, [1; 4]).unwrap());
         let all = Attention::causal().softcap(1.0).alibi([1.0]).kv_lens([1]).q_lens([1]);
         let all = problem(all.score_mod(score_mod()).mask_mod(mask_mod())).storage(Storage::all(dtype)).unwrap();
-        let all = all.bias(dtype, [1; 4]).unwrap().mask([1; 4]).unwrap().ranges([1, 1, 1]).unwrap().sinks().mod_data(1);
+        let all = all
+            .bias(dtype, [1; 4])
+            .unwrap()
+            .mask([1; 4])
+            .unwrap()
+            .ranges([1, 1, 1])
+            .unwrap()
+            .sinks()
+            .mod_data(1)
+            .unwrap();
         problems.push(all);
     }
     problems
@@ -116,6 +125,10 @@ fn kernels() -> &'static [Parsed] {
                     for features in [wgpu::Features::all(), wgpu::Features::empty()] {
                         let facts = DeviceFacts { features, ..facts.clone() };
                         for variant in plan::flash_fwd_variants(&problem, &facts).into_iter().take(1) {
+                            if problem.storage.o == DType::F32 {
+                                let options = flash_fwd::Options { passes: true, ..variant.options.clone() };
+                                add(flash_fwd::Variant { options, ..variant.clone() }.kernel());
+                            }
                             if all {
                                 let options = flash_fwd::Options { shared_buffer: true, ..variant.options.clone() };
                                 add(flash_fwd::Variant { options, ..variant.clone() }.kernel());
@@ -268,6 +281,7 @@ fn host_members(stem: &str) -> Vec<Member> {
                 end_block,
                 first_key,
                 end_key,
+                last_pass,
                 rows,
                 bottom_right,
                 left,
@@ -284,7 +298,10 @@ fn host_members(stem: &str) -> Vec<Member> {
                 ranges_batch,
                 ranges_head,
                 mod_data,
-                mod_words
+                mod_words,
+                sums,
+                sums_batch,
+                sums_head
             ]
         ),
         "matmul" => members!(

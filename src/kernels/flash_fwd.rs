@@ -38,6 +38,8 @@ pub(crate) struct Options {
     pub(crate) score_mod: Option<Arc<str>>,
     pub(crate) mask_mod: Option<Arc<str>>,
     pub(crate) mod_data: bool,
+    /// Keys are gone through in several dispatches.
+    pub(crate) passes: bool,
     /// An output lies in the buffer of an input.
     pub(crate) shared_buffer: bool,
 }
@@ -60,6 +62,7 @@ impl Default for Options {
             score_mod: None,
             mask_mod: None,
             mod_data: false,
+            passes: false,
             shared_buffer: false,
         }
     }
@@ -84,7 +87,8 @@ impl Options {
             sinks: problem.sinks,
             score_mod: attention.score_mod.as_ref().map(|it| it.0.clone()),
             mask_mod: attention.mask_mod.as_ref().map(|it| it.0.clone()),
-            mod_data: problem.mod_words.is_some(),
+            mod_data: problem.mod_words.is_some_and(|words| words > 0),
+            passes: false,
             shared_buffer: false,
         }
     }
@@ -96,7 +100,7 @@ impl Options {
 
     /// Whether it reads small tables.
     pub(crate) fn extras(&self) -> bool {
-        self.sequences || self.ranges || self.alibi || self.sinks || self.mod_data
+        self.sequences || self.ranges || self.alibi || self.sinks || self.mod_data || self.passes
     }
 }
 
@@ -161,9 +165,9 @@ impl Variant {
         if self.options.keep_words() { self.block_q() * (self.block_kv() / 32) } else { 1 }
     }
 
-    /// Bytes of workgroup memory besides the stage: P, the words of masks, two flags.
+    /// Bytes of workgroup memory besides the stage: P, the words of masks, two flags, a batch entry.
     fn fixed_bytes(&self) -> u32 {
-        16 * self.block_kv() * self.ty * self.row_vecs + 4 * self.keep_count() + 8
+        16 * self.block_kv() * self.ty * self.row_vecs + 4 * self.keep_count() + 24
     }
 
     /// Bytes of workgroup memory: the header's Budget.
@@ -206,6 +210,7 @@ impl Variant {
             ("SOFTCAP", options.softcap),
             ("ALIBI", options.alibi),
             ("SINKS", options.sinks),
+            ("PASSES", options.passes),
         ] {
             if on {
                 recipe = recipe.spec(name, true);
@@ -226,8 +231,10 @@ impl Variant {
             storage.push((7, Access::Read));
         }
         if options.extras() {
-            recipe = recipe.slot("extras", "words");
-            storage.push((8, Access::Read));
+            let (alternative, access) =
+                if options.passes { ("state", Access::ReadWrite) } else { ("words", Access::Read) };
+            recipe = recipe.slot("extras", alternative);
+            storage.push((8, access));
         }
         if let Some(text) = &options.score_mod {
             recipe = recipe.text("score_mod", text);
@@ -274,6 +281,7 @@ pub(crate) struct Params {
     pub(crate) end_block: u32,
     pub(crate) first_key: u32,
     pub(crate) end_key: u32,
+    pub(crate) last_pass: u32,
     pub(crate) rows: u32,
     pub(crate) bottom_right: u32,
     pub(crate) left: i32,
@@ -291,6 +299,9 @@ pub(crate) struct Params {
     pub(crate) ranges_head: u32,
     pub(crate) mod_data: u32,
     pub(crate) mod_words: u32,
+    pub(crate) sums: u32,
+    pub(crate) sums_batch: u32,
+    pub(crate) sums_head: u32,
 }
 
 const _: () = assert!(size_of::<Params>().is_multiple_of(16));

@@ -1,14 +1,14 @@
 //! What a user's `score_mod` and `mask_mod` have to be, checked by naga within the kernel that they become part of.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use wgpu::naga;
 use wgpu::naga::valid::GlobalUse;
 
 use crate::error::{Error, Result};
-use crate::problem::{MaskMod, ScoreMod};
-use crate::shader::{Expanded, Library, Recipe};
+use crate::problem::{Attention, MaskMod, ScoreMod};
+use crate::shader::{Expanded, Library, Recipe, words};
 
 const SCORE_MOD: Slot =
     Slot { name: "score_mod", signature: "fn score_mod(score: f32, b: u32, h: u32, q_idx: u32, kv_idx: u32) -> f32" };
@@ -25,7 +25,9 @@ impl ScoreMod {
     /// for one score: of batch entry (or packed sequence) `b`, query head `h`, query row `q_idx`, key `kv_idx`. It runs after scale and
     /// softcap, before ALiBi and bias. Constants, types and further functions may stand beside it. It may call `data_f32(index)`,
     /// `data_u32(index)` and `data_i32(index)` for the words of [`crate::Inputs::mod_data`]; past their end they are 0. It is also
-    /// called for rows and keys past the end and for masked ones, whose result has no effect. (The idea is that of Dong et al. 2024,
+    /// called for rows and keys past the end and for masked ones, whose result has no effect. Prefer `select` to `if`: the text
+    /// is compiled many times over, and some compilers take minutes over many branches. Loops are allowed; on a software device those
+    /// of one tile, 64 calls, may make some tens of thousands of iterations, beyond which llvmpipe ends them. (The idea is that of Dong et al. 2024,
     /// `FlexAttention`.)
     ///
     /// ```
@@ -97,14 +99,76 @@ struct Parsed {
     info: naga::valid::ModuleInfo,
 }
 
+/// What a text may not call: all invocations have to get there, and mods are called where they don't.
+const BARRIERS: [&str; 6] = [
+    "workgroupBarrier",
+    "storageBarrier",
+    "textureBarrier",
+    "subgroupBarrier",
+    "workgroupUniformLoad",
+    "controlBarrier",
+];
+
+/// What a text may not say: it would be about the whole kernel.
+const DIRECTIVES: [&str; 3] = ["enable", "requires", "diagnostic"];
+
+/// Words that a declaration begins with, and its name follows.
+const DECLARES: [&str; 7] = ["fn", "const", "alias", "struct", "var", "let", "override"];
+
+fn check_words(slot: &Slot, text: &str) -> Result<()> {
+    // WGSL ends lines, and so comments, at these too, and we don't.
+    let odd = |char: char| {
+        (char.is_control() && !"\n\t".contains(char)) || matches!(char, '\u{85}' | '\u{2028}' | '\u{2029}')
+    };
+    if let Some(char) = text.replace("\r\n", "\n").chars().find(|&char| odd(char)) {
+        return Err(Error::invalid(format!(
+            "{}: the character {char:?}; accepted: text, tabs, ends of line",
+            slot.name
+        )));
+    }
+    let (mut depth, mut declares) = (0_usize, false);
+    for (line, word) in words(slot.name, text) {
+        let refuse = |why: &str| Err(Error::invalid(format!("{}, line {line}: {why}", slot.name)));
+        if BARRIERS.contains(&word.as_str()) {
+            return refuse(&format!("{word}; accepted: functions of one invocation"));
+        }
+        if depth == 0 && DIRECTIVES.contains(&word.as_str()) {
+            return refuse(&format!("{word}; accepted: functions, constants, types"));
+        }
+        // A name that the kernel says, in whichever variant, would mean something else in it; a predeclared one too.
+        if depth == 0 && declares && word != slot.name && said_by_the_kernel().contains(&word) {
+            return refuse(&format!("the name {word}, which the kernel uses; accepted: any other"));
+        }
+        declares = DECLARES.contains(&word.as_str());
+        match word.as_str() {
+            "{" => depth += 1,
+            "}" => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Every word of the kernel and of whatever it may include.
+fn said_by_the_kernel() -> &'static BTreeSet<String> {
+    static WORDS: OnceLock<BTreeSet<String>> = OnceLock::new();
+    WORDS.get_or_init(|| {
+        let files = Library::EMBEDDED.paths().filter(|path| *path == "flash_fwd.wgsl" || path.starts_with("common/"));
+        let texts = files.filter_map(|path| Library::EMBEDDED.file(path));
+        texts.flat_map(|(path, text)| words(path, text)).map(|(_, word)| word).collect()
+    })
+}
+
+/// Whether a mod of these options may run for long: llvmpipe counts a mod's loops as the kernel's.
+pub(crate) fn have_loops(options: &Attention) -> bool {
+    let texts = [options.score_mod.as_ref().map(|it| &it.0), options.mask_mod.as_ref().map(|it| &it.0)];
+    let loops = |word: String| matches!(word.as_str(), "for" | "while" | "loop");
+    texts.into_iter().flatten().any(|text| words("", text).any(|(_, word)| loops(word)))
+}
+
 fn check(mods: &[(&Slot, &Arc<str>)]) -> Result<()> {
     for (slot, text) in mods {
-        let barrier = |word: &str| word.ends_with("Barrier") || word == "workgroupUniformLoad";
-        let words = text.lines().map(|line| line.split("//").next().unwrap_or_default());
-        let mut words = words.flat_map(|line| line.split(|char: char| !char.is_alphanumeric() && char != '_'));
-        if let Some(word) = words.find(|word| barrier(word)) {
-            return Err(Error::invalid(format!("{}: {word}; accepted: functions of one invocation", slot.name)));
-        }
+        check_words(slot, text)?;
     }
     let plain = Recipe::new("flash_fwd").spec("MASK_MOD", true);
     let recipe = mods.iter().fold(plain.clone(), |recipe, (slot, text)| recipe.text(slot.name, text));
@@ -273,9 +337,31 @@ mod tests {
             ("fn extra(at: u32) -> u32 { return at; }", "return score;"),
             ("const TX = 3u;", "return score;"),
             ("", "return score_mod(score, b, h, q_idx, kv_idx);"),
+            // What the kernel calls, predeclared or not, and what is there in some variants only.
+            ("fn log(x: f32) -> f32 { return 7.0; }", "return score;"),
+            ("fn exp2(x: vec4<f32>) -> vec4<f32> { return vec4(0.5); }", "return score;"),
+            ("fn fma(a: vec4<f32>, b: vec4<f32>, c: vec4<f32>) -> vec4<f32> { return c; }", "return score;"),
+            ("alias u32 = f32;", "return score;"),
+            ("const bias = 0.5;", "return score;"),
+            ("fn mask(x: f32) -> f32 { return x; }", "return score;"),
+            ("const extras = 1.0;", "return score;"),
+            ("fn half_bits(x: f32) -> f32 { return x; }", "return score;"),
+            ("fn atomicLoad(a: u32) -> u32 { return a; }", "return score;"),
+            ("fn /* log */ log(x: f32) -> f32 { return 7.0; }", "return score;"),
+            ("fn\nlog(x: f32) -> f32 { return 7.0; }", "return score;"),
+            ("enable f16;", "return score;"),
+            ("enable dual_source_blending;", "return score;"),
+            ("diagnostic(off, derivative_uniformity);", "return score;"),
+            ("", "/* // */ workgroupBarrier(); return score;"),
+            ("", "// x\r workgroupBarrier(); return score;\nreturn score;"),
+            ("", "// x\u{2028} workgroupBarrier(); return score;\nreturn score;"),
         ] {
             refused(with(module, body));
         }
+        with("/* see workgroupBarrier */", "let crossesBarrier = score; return crossesBarrier; // enable log\n")
+            .unwrap();
+        let message = refused(with("\nfn log(x: f32) -> f32 { return 7.0; }", "return score;"));
+        assert!(message.contains("score_mod, line 2") && message.contains("name log"), "{message}");
     }
 
     /// Each sound by itself, together not.

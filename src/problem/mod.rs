@@ -147,9 +147,14 @@ impl Problem {
     }
 
     /// The same with words that the mods read.
-    #[must_use]
-    pub fn mod_data(self, words: usize) -> Self {
-        Self { mod_words: Some(words), ..self }
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where there is no mod to read them.
+    pub fn mod_data(self, words: usize) -> Result<Self> {
+        if self.attention.score_mod.is_none() && self.attention.mask_mod.is_none() {
+            return Err(Error::invalid("mod_data without a mod; accepted: with a score_mod or a mask_mod"));
+        }
+        Ok(Self { mod_words: Some(words), ..self })
     }
 
     fn validate_options(&self) -> Result<()> {
@@ -188,7 +193,7 @@ impl Problem {
         if let Some([q, kv]) = &options.packed {
             for (name, bounds, total) in [("cu_seqlens_q", q, q_len), ("cu_seqlens_kv", kv, kv_len)] {
                 let ends = bounds.first() == Some(&0) && bounds.last().is_some_and(|&last| last as usize == total);
-                if bounds.len() != batch + 1 || !ends || !bounds.is_sorted() {
+                if bounds.len() != batch.saturating_add(1) || !ends || !bounds.is_sorted() {
                     return Err(Error::invalid(format!(
                         "{name} = {}; accepted: {} numbers that start at 0, never fall, and end at {total}",
                         some_of(bounds),
@@ -432,6 +437,8 @@ mod tests {
     #[test]
     fn bad_requests_name_both_figures() {
         let refused = |dims: Dims, attention: Attention| Problem::new(dims, attention).unwrap_err().to_string();
+        let huge = Dims { batch: usize::MAX, ..dims(3, 3) };
+        assert!(refused(huge, Attention::full().packed([0, 3], [0, 3])).contains("accepted"));
         let bad_heads = Dims { q_heads: 7, kv_heads: 3, ..dims(4, 4) };
         let text = refused(bad_heads, Attention::full());
         assert!(text.contains("q_heads = 7") && text.contains("kv_heads = 3"), "{text}");

@@ -18,6 +18,7 @@ impl Library {
         "merge_states.wgsl",
         "softmax_rows.wgsl",
         "common/extras_none.wgsl",
+        "common/extras_state.wgsl",
         "common/extras_words.wgsl",
         "common/mask_mod_none.wgsl",
         "common/mask_none.wgsl",

@@ -206,6 +206,12 @@ pub(super) fn tokens(code: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
+/// The words and other single characters of a text that aren't in its comments, with their lines.
+pub(crate) fn words(file: &'static str, text: &str) -> impl Iterator<Item = (u32, String)> {
+    let lines = scan(file, text).into_iter();
+    lines.flat_map(|line| tokens(&line.code).map(|(_, word)| (line.origin.line, word.to_owned())).collect::<Vec<_>>())
+}
+
 pub(super) fn is_word(text: &str) -> bool {
     !text.is_empty() && text.chars().all(is_word_char)
 }

@@ -52,7 +52,7 @@ mod tests;
 mod unroll;
 
 pub(crate) use library::Library;
-pub(crate) use line::Expanded;
+pub(crate) use line::{Expanded, words};
 pub(crate) use recipe::Recipe;
 
 // What the tests look at besides; lift the `cfg` from what the library comes to need.

@@ -3,7 +3,7 @@
 
 use tilewise::{
     Attention, AttentionOutput, Bindings, DType, Dims, Engine, Error, Inputs, LimitsChoice, Path, Plan, Problem,
-    Tensor, wgpu,
+    ScoreMod, Tensor, wgpu,
 };
 
 use super::support::{Setup, bits, engines, one_head, open, random, with_limits};
@@ -183,6 +183,64 @@ fn workspace_that_is_missing_or_small() {
         assert_invalid(record(engine, &plan, &tensors, None), &["workspace", "480"]);
         let small = workspace.unwrap().slice(0, 0..119).unwrap();
         assert_invalid(record(engine, &plan, &tensors, Some(&small)), &["119", "120"]);
+        assert_usable(engine);
+    }
+}
+
+/// A workspace anywhere in a buffer of the caller's: its tables lie in it and nowhere else.
+#[test]
+fn workspaces_within_a_buffer() {
+    for engine in engines() {
+        let x = engine.upload(&random(7, 1.0, 60), [2, 2, 5, 3]).unwrap();
+        let sinks = engine.upload(&[1.0f32, 0.5], [2]).unwrap();
+        let inputs = Inputs { sinks: Some(&sinks), ..Inputs::new(&x, &x, &x) };
+        let options = Attention::causal().alibi([0.5, 0.25]).kv_lens([4, 5]);
+        let expected = engine.attention_with(&inputs, &options).unwrap();
+        let plan = engine.plan(&inputs.problem(&options).unwrap()).unwrap();
+        let words = plan.workspace_bytes() as usize / 4;
+        for start in [0, 1, 64, 100] {
+            let whole = engine.upload(&vec![5.0f32; 300], [300]).unwrap();
+            let workspace = whole.slice(0, start..start + words).unwrap();
+            let out = engine.alloc_output(&plan).unwrap();
+            let mut encoder = engine.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+            let bindings = Bindings { inputs, o: &out.o, lse: &out.lse, workspace: Some(&workspace) };
+            plan.record(&mut encoder, &bindings).unwrap();
+            engine.queue().submit([encoder.finish()]);
+            assert_eq!(bits(&out.o.read().unwrap()), bits(&expected.o.read().unwrap()), "{start}");
+            let after = whole.read().unwrap();
+            assert!(after[..start].iter().chain(&after[start + words..]).all(|&x| x == 5.0), "{start}");
+        }
+        let buffer = engine.device().create_buffer(&wgpu::BufferDescriptor {
+            label: None,
+            size: 1024,
+            usage: wgpu::BufferUsages::STORAGE,
+            mapped_at_creation: false,
+        });
+        let fixed = engine.borrow(buffer, DType::F32, 0, [256]).unwrap();
+        let out = engine.alloc_output(&plan).unwrap();
+        let mut encoder = engine.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+        let bindings = Bindings { inputs, o: &out.o, lse: &out.lse, workspace: Some(&fixed) };
+        assert_invalid(plan.record(&mut encoder, &bindings), &["workspace", "COPY_DST"]);
+        assert_usable(engine);
+    }
+}
+
+/// An empty table is none; a table that nobody reads is a mistake.
+#[test]
+fn mod_data_that_is_empty_or_unread() {
+    for engine in engines() {
+        let x = engine.upload(&[0.5f32; 12], [1, 1, 3, 4]).unwrap();
+        let (none, some) = (engine.upload::<f32>(&[], [0]).unwrap(), engine.upload(&[1.0f32], [1]).unwrap());
+        let score_mod =
+            "fn score_mod(s: f32, b: u32, h: u32, q_idx: u32, kv_idx: u32) -> f32 { return s + data_f32(0u); }";
+        let options = Attention::full().score_mod(ScoreMod::new(score_mod).unwrap());
+        let inputs = Inputs { mod_data: Some(&none), ..Inputs::new(&x, &x, &x) };
+        let plain = engine.attention(&x, &x, &x, &Attention::full()).unwrap().lse.read().unwrap();
+        assert_eq!(engine.attention_with(&inputs, &options).unwrap().lse.read().unwrap(), plain);
+        for path in [Path::Auto, Path::Naive] {
+            let inputs = Inputs { mod_data: Some(&some), ..inputs };
+            assert_invalid(engine.attention_by(path, &inputs, &Attention::full()), &["mod_data without a mod"]);
+        }
         assert_usable(engine);
     }
 }

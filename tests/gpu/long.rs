@@ -2,7 +2,9 @@
 //! all, without a word.
 
 use tilewise::reference::{self, Case, Precision};
-use tilewise::{Align, Attention, DType, Engine, Inputs, wgpu};
+use tilewise::{
+    Align, Attention, DType, DeviceFacts, Engine, Inputs, MaskMod, Path, Plan, Problem, ScoreMod, Storage, wgpu,
+};
 
 use super::support::{assert_close, engines, one_head, random};
 
@@ -74,5 +76,70 @@ fn many_keys_into_few_bits() {
         let refused = engine.attention(&q, &k, &k, &Attention::full());
         assert_eq!(refused.is_err(), software, "{:?}", refused.err());
         engine.attention(&q, &k, &k, &Attention::full().output_dtype(DType::F32)).unwrap();
+    }
+}
+
+/// What one of the tiles does in one pass is done by it, whatever the others would need.
+#[test]
+fn as_many_keys_into_few_bits_as_into_many() {
+    let facts = DeviceFacts { device_type: wgpu::DeviceType::Cpu, ..DeviceFacts::default() };
+    let passes = |plan: &Plan| plan.explain().contains("passes");
+    let mut bound = 0;
+    for kv_len in (1000..30_000).step_by(500) {
+        let problem = Problem::new(one_head(4, kv_len, 64, 64), Attention::full()).unwrap();
+        let f16 = problem.clone().storage(Storage { o: DType::F16, ..Storage::default() }).unwrap();
+        let one_pass = Plan::candidates(&problem, &facts).unwrap().iter().any(|plan| !passes(plan));
+        assert_eq!(Plan::new(&f16, &facts, Path::Auto).is_ok(), one_pass, "{kv_len}");
+        bound = if one_pass { kv_len } else { bound };
+    }
+    assert!((5000..25_000).contains(&bound), "{bound}");
+}
+
+/// Scores so large, or so low, that the logarithm of a sum is lost beside them: what passes between passes is more than lse.
+#[test]
+fn passes_at_large_scores() {
+    for engine in engines() {
+        let q = engine.upload(&[0.0f32], [1, 1, 1, 1]).unwrap();
+        let k = engine.upload(&vec![0.0f32; LONG], [1, 1, LONG, 1]).unwrap();
+        // Half of the keys, the first, have a value of 1.
+        let v: Vec<f32> = (0..LONG).map(|key| if key < LONG / 2 { 1.0 } else { 0.0 }).collect();
+        let v = engine.upload(&v, [1, 1, LONG, 1]).unwrap();
+        for bias in [0.0, 1e5, -1e6, 1e9, f32::MIN] {
+            let bias_gpu = engine.upload(&[bias], [1; 4]).unwrap();
+            let inputs = Inputs { bias: Some(&bias_gpu), ..Inputs::new(&q, &k, &v) };
+            let o = engine.attention_with(&inputs, &Attention::full()).unwrap().o.read().unwrap();
+            assert_close(&o, &[0.5], 1e-5, &format!("{bias}"));
+        }
+    }
+}
+
+/// A mod's own loops count too.
+#[test]
+fn mods_that_loop() {
+    let score_mod = "fn score_mod(score: f32, b: u32, h: u32, q_idx: u32, kv_idx: u32) -> f32 {
+        var s = score;
+        for (var i = 0u; i < 64u; i++) { s += data_f32(i); }
+        return s;
+    }";
+    let mask_mod = "fn mask_mod(b: u32, h: u32, q_idx: u32, kv_idx: u32) -> bool {
+        var bits = 0u;
+        for (var i = 0u; i < 64u; i++) { bits += data_u32(i) & 1u; }
+        return bits == 0u || kv_idx == 0u;
+    }";
+    let options = [
+        Attention::full().score_mod(ScoreMod::new(score_mod).unwrap()),
+        Attention::full().mask_mod(MaskMod::new(mask_mod).unwrap()),
+    ];
+    for engine in engines() {
+        let x = |len: usize| engine.upload(&vec![0.0f32; 4 * len], [1, 1, len, 4]).unwrap();
+        let sixty_fourths = engine.upload(&[1.0f32 / 64.0; 64], [64]).unwrap();
+        for (options, more) in options.iter().zip([1.0, 0.0]) {
+            for len in [1000_usize, 4096] {
+                let (q, kv) = (x(2), x(len));
+                let inputs = Inputs { mod_data: Some(&sixty_fourths), ..Inputs::new(&q, &kv, &kv) };
+                let lse = engine.attention_with(&inputs, options).unwrap().lse.read().unwrap();
+                assert_close(&lse, &[(len as f64).ln() + more; 2], 2e-5, &format!("{len}"));
+            }
+        }
     }
 }

@@ -66,7 +66,7 @@ fn nan_stays_in_its_row() {
     let ones = [1.0; 6];
     for engine in engines() {
         let sound = state(engine, &ones, &[0.5; 3], [1, 1, 3, 2]);
-        let broken = state(engine, &[1.0, 1.0, f32::NAN, f32::NAN, 1.0, 1.0], &[0.5, f32::NAN, 0.5], [1, 1, 3, 2]);
+        let broken = state(engine, &[1.0, 1.0, f32::NAN, 1.0, 1.0, 1.0], &[0.5, f32::NAN, 0.5], [1, 1, 3, 2]);
         for (a, b) in [(&sound, &broken), (&broken, &sound)] {
             let (o, lse) = read(&engine.merge(a, b).unwrap());
             assert!(o[2].is_nan() && o[3].is_nan() && lse[1].is_nan(), "{o:?} {lse:?}");

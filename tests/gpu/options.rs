@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use tilewise::{Align, DType, Dims, Storage};
 
-use super::call::{Call, Layout, Lens};
+use super::call::{Call, HostData, Layout, Lens};
 use super::support::{engines, one_head, tiled_plans};
 
 /// Two query heads on one of keys, three batch entries, over more than one tile.
@@ -245,5 +245,36 @@ fn all_pairs() {
             let results = call.run(engine, plan, &uploaded);
             call.assert_matches(&results, &call.reference(&data), &format!("{:?}", plan.kernels()));
         }
+    }
+}
+
+/// An infinite score is no sign of an empty row: its lse is infinite, and o what is left of it. A sink has no value.
+#[test]
+fn infinite_scores() {
+    let infinite = f32::INFINITY;
+    let call = || Call::new(one_head(1, 2, 1, 1));
+    let data = |q: f32, k: [f32; 2]| HostData { q: vec![q], k: k.into(), v: vec![3.0, 4.0], ..HostData::default() };
+    let biased = |dtype| Call { bias: Some((dtype, [1, 1, 1, 2])), ..call() };
+    let cases = [
+        (call(), data(1.0, [infinite, 1.0]), true),
+        (call(), data(1e30, [1e30, 1.0]), true),
+        (biased(DType::F32), HostData { bias: vec![infinite, 0.0], ..data(1.0, [0.0; 2]) }, true),
+        (biased(DType::F16), HostData { bias: vec![0.0, infinite], ..data(1.0, [0.0; 2]) }, true),
+        (Call { sinks: Some(vec![infinite]), ..call() }, data(1.0, [1.0, 2.0]), false),
+    ];
+    for (call, data, visible) in &cases {
+        for engine in engines() {
+            let uploaded = call.upload(engine, data);
+            for plan in tiled_plans(engine, &uploaded.problem(&call.options())) {
+                let (o, lse) = call.run(engine, &plan, &uploaded);
+                assert_eq!((lse[0], o[0].is_nan()), (infinite, *visible), "{call:?} {o:?} {:?}", plan.kernels());
+                assert!(*visible || o[0] == 0.0, "{o:?}");
+            }
+        }
+    }
+    for engine in engines() {
+        let x = engine.upload(&[infinite, 1.0, 2.0, 3.0], [2, 2]).unwrap();
+        let lse = engine.softmax_rows(&x).unwrap().1.read().unwrap();
+        assert!(lse[0] == infinite && lse[1].is_finite(), "{lse:?}");
     }
 }

@@ -159,6 +159,24 @@ fn options_in_f16() {
     });
 }
 
+/// One option alone: compilers differ in what they make of each.
+#[test]
+fn a_bias() {
+    let call = Call::new(one_head(19, 37, 12, 9));
+    check_call(&Call { bias: Some((DType::F32, [1, 1, 19, 37])), ..call });
+}
+
+#[test]
+fn a_mask() {
+    let call = Call::new(one_head(19, 37, 12, 9));
+    check_call(&Call { mask: Some([1, 1, 19, 37]), ..call });
+}
+
+#[test]
+fn a_score_mod() {
+    check_call(&Call { score_mod: true, ..Call::new(one_head(19, 37, 12, 9)) });
+}
+
 #[test]
 fn a_packed_batch_in_bf16() {
     let dims = Dims { batch: 3, q_heads: 2, ..one_head(50, 70, 12, 9) };
