@@ -233,6 +233,9 @@ pub struct AttentionOutput {
 }
 
 /// The tensors of one call.
+///
+/// Outputs may lie in the buffer of an input, where they overlap nothing. In a browser they want buffers of their own all the same: WebGPU
+/// refuses written bindings that overlap, and bindings begin at multiples of 256 bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Bindings<'a> {
     /// What is read.

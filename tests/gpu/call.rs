@@ -8,7 +8,7 @@ use tilewise::{
     Storage, Tensor, wgpu,
 };
 
-use super::support::{Guarded, Results, amid_nan_in, engines, random, tiled_plans};
+use super::support::{Guarded, Results, amid_nan_in, engines, random, two_tiled_plans};
 
 /// How long each batch entry is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -275,7 +275,7 @@ impl Call {
         }
     }
 
-    /// Checks random data by every plan on both engines.
+    /// Checks random data by two plans on both engines.
     #[track_caller]
     pub(crate) fn check(&self) {
         let data = self.data();
@@ -285,12 +285,12 @@ impl Call {
         }
     }
 
-    /// Checks every plan of an engine.
+    /// Checks two plans of an engine.
     #[track_caller]
     pub(crate) fn check_on(&self, engine: &Engine, data: &HostData, expected: &Output) {
         let uploaded = self.upload(engine, data);
         let problem = uploaded.inputs().problem(&self.options()).unwrap_or_else(|error| panic!("{self:?}: {error}"));
-        for plan in tiled_plans(engine, &problem) {
+        for plan in two_tiled_plans(engine, &problem) {
             let results = self.run(engine, &plan, &uploaded);
             self.assert_matches(&results, expected, &format!("{:?}", plan.kernels()));
         }

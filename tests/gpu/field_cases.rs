@@ -8,7 +8,7 @@ use tilewise::{Align, Attention, DType, Dims, Error, Inputs, LimitsChoice, Path,
 use super::call::{Call, HostData, Lens};
 use super::support::{
     Data, MASKS, Results, Setup, Tensors, amid_nan, amid_nan_in, assert_close, bits, engines, one_head, open, plans,
-    random, tiled_plans, upload_in, with_limits,
+    random, two_tiled_plans, upload_in, with_limits,
 };
 
 const NONE: f64 = f64::NEG_INFINITY;
@@ -281,11 +281,11 @@ fn k5_a_score_matrix_over_the_limit() {
     setup.check_on(&engine, &data, &setup.reference(&data));
 }
 
-/// A call's options by every tiled plan on both engines, on data of the test's.
+/// A call's options by two tiled plans on both engines, on data of the test's.
 fn run_call(call: &Call, data: &HostData, check: impl Fn(&Results, &str)) {
     for engine in engines() {
         let uploaded = call.upload(engine, data);
-        for plan in tiled_plans(engine, &uploaded.problem(&call.options())) {
+        for plan in two_tiled_plans(engine, &uploaded.problem(&call.options())) {
             check(&call.run(engine, &plan, &uploaded), &format!("{:?}", plan.kernels()));
         }
     }
@@ -314,11 +314,11 @@ fn a1_a2_a_row_that_is_masked_throughout() {
         let first = Call { dims: one_head(1, 3, 2, 2), ..base.clone() };
         for engine in engines() {
             let uploaded = first.upload(engine, &alone);
-            let plans = tiled_plans(engine, &uploaded.problem(&first.options()));
+            let plans = two_tiled_plans(engine, &uploaded.problem(&first.options()));
             let expected = plans.iter().map(|plan| first.run(engine, plan, &uploaded)).collect::<Vec<_>>();
             let check = |call: &Call, data: &HostData| {
                 let uploaded = call.upload(engine, data);
-                let plans = tiled_plans(engine, &uploaded.problem(&call.options()));
+                let plans = two_tiled_plans(engine, &uploaded.problem(&call.options()));
                 for (plan, expected) in plans.iter().zip(&expected) {
                     let (o, lse) = call.run(engine, plan, &uploaded);
                     assert_eq!((&o[2..], lse[1]), (&[0.0, 0.0][..], f32::NEG_INFINITY), "{:?}", plan.kernels());
@@ -365,14 +365,14 @@ fn a9_poison_behind_the_length_and_under_the_mask() {
                 let run = |data: &HostData| {
                     let uploaded = base.upload(engine, data);
                     let options = base.options().kv_lens(lens.map(|len| len as u32));
-                    let plans = tiled_plans(engine, &uploaded.problem(&options));
+                    let plans = two_tiled_plans(engine, &uploaded.problem(&options));
                     plans.iter().map(|plan| base.run(engine, plan, &uploaded)).collect::<Vec<_>>()
                 };
                 assert_same(&run(&poisoned(value)), &run(&poisoned(0.0)));
                 let run = |data: HostData| {
                     let data = HostData { mask: hidden.clone(), ..data };
                     let uploaded = masked.upload(engine, &data);
-                    let plans = tiled_plans(engine, &uploaded.problem(&masked.options()));
+                    let plans = two_tiled_plans(engine, &uploaded.problem(&masked.options()));
                     plans.iter().map(|plan| masked.run(engine, plan, &uploaded)).collect::<Vec<_>>()
                 };
                 assert_same(&run(poisoned(value)), &run(poisoned(0.0)));
@@ -525,7 +525,7 @@ fn f2_broadcast_is_the_full_tensor() {
         for engine in engines() {
             let run = |call: &Call, data: &HostData| {
                 let uploaded = call.upload(engine, data);
-                let plans = tiled_plans(engine, &uploaded.problem(&call.options()));
+                let plans = two_tiled_plans(engine, &uploaded.problem(&call.options()));
                 plans.iter().map(|plan| call.run(engine, plan, &uploaded)).collect::<Vec<_>>()
             };
             for (one, other) in run(&call, &data).iter().zip(run(&whole, &written_out)) {

@@ -210,6 +210,14 @@ pub(crate) fn tiled_plans(engine: &Engine, problem: &Problem) -> Vec<Plan> {
     plans
 }
 
+/// Two of them, that of a software device's choice and the smallest meant for a GPU: what options do differs little between tiles, and
+/// every kernel takes its time to compile.
+pub(crate) fn two_tiled_plans(engine: &Engine, problem: &Problem) -> Vec<Plan> {
+    let mut plans = tiled_plans(engine, problem);
+    plans.drain(1..plans.len() - 1);
+    plans
+}
+
 /// The device as a software device and as a GPU.
 fn kinds(engine: &Engine) -> [DeviceFacts; 2] {
     [wgpu::DeviceType::Cpu, wgpu::DeviceType::Other].map(|device_type| DeviceFacts { device_type, ..engine.facts() })
