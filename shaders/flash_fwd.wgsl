@@ -11,7 +11,8 @@
 //           sh_p: BLOCK_KV*P_STRIDE vec4, used in turn for partial row maxima and for P; sh_keep: KEEP_COUNT words, a bit a key, where
 //           masks are tables or functions; two words of flags, four of the batch entry. At the defaults 14876 bytes.
 // Registers vec4<f32>: scores 4*ROW_VECS*KEY_VECS, acc 4*ROW_VECS*COL_VECS, m and l ROW_VECS each, operands ROW_VECS + KEY_VECS.
-// Barriers  One at the start. Per tile two a slice of head_dim, two for the row maxima, two a slice of V less one, three where masks are tables or functions.
+// Barriers  One at the start. Per tile two a slice of head_dim, two for the row maxima, two a slice of V less one, three where masks are
+//           tables or functions.
 //           Workgroup-uniform: loop bounds come from params, the workgroup's number, read-only tables at uniform places and
 //           workgroupUniformLoad. Rows and keys past the end are staged as zeros, never skipped.
 // Numerics  All f32 whatever is stored. Scores stay in natural units and meet log2(e) after the maximum is subtracted, so that a score
@@ -431,7 +432,8 @@ fn flash_fwd(
                 for (var other = 0u; other < TX; other++) {
                     largest = max(largest, sh_p[other * P_STRIDE + i * TY + y]);
                 }
-                // From LOWEST the difference may overflow; any exponent below -150 rescales to 0. An infinite maximum is no less than itself.
+                // From LOWEST the difference may overflow; any exponent below -150 rescales to 0. An infinite maximum is no less than
+                // itself.
                 let lowered = exp2(max((row_max[i] - largest) * LOG2_E, vec4(-200.0)));
                 let rescale = select(lowered, vec4(1.0), row_max[i] == largest);
                 row_max[i] = largest;

@@ -32,7 +32,8 @@ const SUBMISSION_FLOPS: u64 = 50_000_000_000;
 /// How long [`Engine::run`] aims to make one submission.
 const RUN_SUBMISSION: Duration = Duration::from_millis(250);
 
-/// The fewest workgroups that [`Engine::run`] submits: enough that each core of a software device has some. On a software device a submission may then take longer than aimed at; no watchdog looks there.
+/// The fewest workgroups that [`Engine::run`] submits: enough that each core of a software device has some. On a software device a
+/// submission may then take longer than aimed at; no watchdog looks there.
 const RUN_BLOCKS: u64 = 16;
 
 impl Engine {

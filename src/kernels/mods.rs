@@ -27,8 +27,8 @@ impl ScoreMod {
     /// `data_u32(index)` and `data_i32(index)` for the words of [`crate::Inputs::mod_data`]; past their end they are 0. It is also
     /// called for rows and keys past the end and for masked ones, whose result has no effect. Prefer `select` to `if`: the text
     /// is compiled many times over, and some compilers take minutes over many branches. Loops are allowed; on a software device those
-    /// of one tile, 64 calls, may make some tens of thousands of iterations, beyond which llvmpipe ends them. (The idea is that of Dong et al. 2024,
-    /// `FlexAttention`.)
+    /// of one tile, 64 calls, may make some tens of thousands of iterations, beyond which llvmpipe ends them. Names that the kernel says
+    /// itself are refused. (The idea is that of Dong et al. 2024, `FlexAttention`.)
     ///
     /// ```
     /// use tilewise::{Attention, ScoreMod};
