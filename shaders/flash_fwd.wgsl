@@ -228,7 +228,10 @@ fn flash_fwd(
     let block = params.first_block + workgroup.y * workgroups.x + workgroup.x;
     let x = thread.x;
     let y = thread.y;
-    let first_row = (block % params.q_blocks) * BLOCK_Q;
+    // Blocks of a head from its end and its beginning by turns: causal ones at the end have most to do, and devices that give each core
+    // a run of neighbouring workgroups then give all alike.
+    let turn = block % params.q_blocks;
+    let first_row = select(turn / 2u, params.q_blocks - 1u - turn / 2u, turn % 2u == 0u) * BLOCK_Q;
     let head = (block / params.q_blocks) % params.q_heads;
     let batch = block / (params.q_blocks * params.q_heads);
     // Read by one for all: extras may be written to, and browsers take no control flow by what may differ between invocations.
