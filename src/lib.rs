@@ -36,9 +36,9 @@
 //! | compare with attention that stores the score matrix | [`Path::Naive`] |
 //! | decide what is right | [`mod@reference`] |
 //!
-//! What attention means here, exactly: a row that sees no key gives o = 0 and lse = -inf; causal masks align bottom-right unless
-//! asked otherwise ([`Align`]); a masked key has no effect whatever is stored there; a NaN that a query sees shows in that row and in
-//! no other; the same input on the same adapter gives the same bits.
+//! What attention means here, exactly: a row that sees no key gives o = 0 and lse = -inf (or its sink); causal masks align
+//! bottom-right unless asked otherwise ([`Align`]); a masked key has no effect whatever is stored there; a NaN that a query sees shows
+//! in that row and in no other; the same input on the same adapter gives the same bits.
 
 mod engine;
 mod error;

@@ -48,8 +48,9 @@ impl Mask {
         let elems = shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size));
         if elems != Some(data.len()) {
             return Err(Error::invalid(format!(
-                "{} elements for a mask of shape {shape:?}; accepted: as many as it has",
-                data.len()
+                "{} elements for a mask of shape {shape:?}; accepted: {}",
+                data.len(),
+                elems.map_or("fewer".to_owned(), |elems| elems.to_string())
             )));
         }
         let row_words = |row: &[T]| -> Vec<u32> {
@@ -99,7 +100,7 @@ pub struct Inputs<'a> {
     /// into one sequence, prefixes, any mask that is an interval in each row, without n×n memory. Of a packed batch `(1, q_heads|1,
     /// total_q, 2)`, counted within the sequence.
     pub ranges: Option<&'a Tensor>,
-    /// Attention sinks, f32, dense: `(q_heads)`.
+    /// Attention sinks, f32, dense: `(q_heads)`: a score for each head that takes part in the softmax and has no value. -inf is none.
     pub sinks: Option<&'a Tensor>,
     /// What `score_mod` and `mask_mod` read, f32 or u32, dense.
     pub mod_data: Option<&'a Tensor>,
@@ -227,8 +228,8 @@ fn of_axes(name: &str, tensor: &Tensor) -> Result<[usize; 4]> {
 pub struct AttentionOutput {
     /// The weighted values: `(batch, q_heads, q_len, value_dim)`; of a packed batch `(total_q, q_heads, value_dim)`.
     pub o: Tensor,
-    /// The natural logarithm of each row's sum of e^score, f32: `(batch, q_heads, q_len)`, or `(q_heads, total_q)`. -inf for a row that
-    /// sees no key.
+    /// The natural logarithm of each row's sum of e^score, its sink included, f32: `(batch, q_heads, q_len)`, or `(q_heads, total_q)`. For
+    /// a row that sees no key -inf, or the sink.
     pub lse: Tensor,
 }
 

@@ -28,7 +28,7 @@ impl ScoreMod {
     /// called for rows and keys past the end and for masked ones, whose result has no effect. Prefer `select` to `if`: the text
     /// is compiled many times over, and some compilers take minutes over many branches. Loops are allowed; on a software device those
     /// of one tile, 64 calls, may make some tens of thousands of iterations, beyond which llvmpipe ends them. Names that the kernel says
-    /// itself are refused. (The idea is that of Dong et al. 2024, `FlexAttention`.)
+    /// itself are refused outside functions: one with a prefix such as `my_` is safe. Both mods share their names. (The idea is that of Dong et al. 2024, `FlexAttention`.)
     ///
     /// ```
     /// use tilewise::{Attention, ScoreMod};
@@ -113,7 +113,7 @@ const BARRIERS: [&str; 6] = [
 const DIRECTIVES: [&str; 3] = ["enable", "requires", "diagnostic"];
 
 /// Words that a declaration begins with, and its name follows.
-const DECLARES: [&str; 7] = ["fn", "const", "alias", "struct", "var", "let", "override"];
+const DECLARES: [&str; 4] = ["fn", "const", "alias", "struct"];
 
 fn check_words(slot: &Slot, text: &str) -> Result<()> {
     // WGSL ends lines, and so comments, at these too, and we don't.
@@ -131,6 +131,11 @@ fn check_words(slot: &Slot, text: &str) -> Result<()> {
         let refuse = |why: &str| Err(Error::invalid(format!("{}, line {line}: {why}", slot.name)));
         if BARRIERS.contains(&word.as_str()) {
             return refuse(&format!("{word}; accepted: functions of one invocation"));
+        }
+        if depth == 0 && matches!(word.as_str(), "var" | "override") {
+            return refuse(&format!(
+                "{word}; accepted: functions, constants, types, and numbers by Inputs::mod_data, which data_f32 reads"
+            ));
         }
         if depth == 0 && DIRECTIVES.contains(&word.as_str()) {
             return refuse(&format!("{word}; accepted: functions, constants, types"));
@@ -216,7 +221,8 @@ fn parse(recipe: &Recipe, mods: &[(&Slot, &Arc<str>)]) -> Result<Parsed> {
         naga::valid::Capabilities::SHADER_FLOAT16_IN_FLOAT32,
     );
     let info = validator.validate(&module).map_err(|error| {
-        let line = error.spans().next().map(|(span, _)| span.location(source).line_number);
+        // From the outermost to the innermost.
+        let line = error.spans().last().map(|(span, _)| span.location(source).line_number);
         let mut message = error.to_string();
         let mut cause = core::error::Error::source(error.as_inner());
         while let Some(inner) = cause {
@@ -282,6 +288,8 @@ mod tests {
     fn errors_show_the_line_of_the_snippet() {
         let message = refused(score("let a = 1;\nreturn scor;"));
         assert!(message.contains("score_mod, line 3") && message.contains("return scor;"), "{message}");
+        let message = refused(score("let a = 1.0;\nlet b2 = a * kv_idx;\nreturn score;"));
+        assert!(message.contains("score_mod, line 3") && message.contains("a * kv_idx"), "{message}");
         let message = refused(score("return score +;"));
         assert!(message.contains("score_mod, line 2"), "{message}");
         let message = refused(score("return h;"));
