@@ -9,20 +9,18 @@ mod onnx;
 
 use core::fmt;
 use std::collections::BTreeMap;
-use std::ops::ControlFlow;
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tilewise::reference::{Comparison, compare};
-use tilewise::{Attention, AttentionOutput, Bindings, Engine};
+use tilewise::{Attention, AttentionOutput, Engine};
 
-use self::inputs::DeviceInputs;
 use crate::args::Common;
 use crate::measure::Progress;
 use crate::output::{self, printable};
-use crate::tensors::{TensorFile, Tensors, dtype_name, nan_outputs};
+use crate::tensors::{DeviceInputs, TensorFile, Tensors, dtype_name, run_over_nans};
 use crate::verify::VerifyArgs;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -256,11 +254,7 @@ impl Runner<'_> {
     fn attention(&self, inputs: &DeviceInputs, options: &Attention) -> Result<AttentionOutput> {
         let inputs = inputs.inputs();
         let plan = self.engine.plan(&inputs.problem(options)?)?;
-        let output = nan_outputs(self.engine, &plan)?;
-        let workspace = self.engine.alloc_workspace(&plan)?;
-        let bindings = Bindings { inputs, o: &output.o, lse: &output.lse, workspace: workspace.as_ref() };
-        self.engine.run(&plan, &bindings, |_| ControlFlow::Continue(()))?;
-        Ok(output)
+        run_over_nans(self.engine, &plan, inputs)
     }
 }
 

@@ -1,6 +1,7 @@
-//! Safetensors files: opened with care, for their contents may be anybody's.
+//! Tensors: of safetensors files, opened with care for their contents may be anybody's, and on the device.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -8,7 +9,7 @@ use half::{bf16, f16};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use tilewise::reference::Precision;
-use tilewise::{AttentionOutput, DType, Engine, Plan, Tensor};
+use tilewise::{AttentionOutput, Bindings, DType, Engine, Inputs, Mask, Plan, Tensor};
 
 use crate::measure;
 
@@ -189,13 +190,49 @@ pub(crate) fn expected(name: &str, view: &TensorView<'_>) -> Result<Vec<f64>> {
     Ok(Numbers::of(name, view)?.into_f32().into_iter().map(f64::from).collect())
 }
 
-/// Outputs for a plan, filled with NaN: an element that a kernel leaves out then shows.
-pub(crate) fn nan_outputs(engine: &Engine, plan: &Plan) -> Result<AttentionOutput> {
+/// What a call reads, on the device: owns what [`Inputs`] lends.
+#[derive(Debug)]
+pub(crate) struct DeviceInputs {
+    pub(crate) q: Tensor,
+    pub(crate) k: Tensor,
+    pub(crate) v: Tensor,
+    pub(crate) bias: Option<Tensor>,
+    pub(crate) mask: Option<Mask>,
+    pub(crate) ranges: Option<Tensor>,
+    pub(crate) sinks: Option<Tensor>,
+    pub(crate) mod_data: Option<Tensor>,
+}
+
+impl DeviceInputs {
+    pub(crate) fn new([q, k, v]: [Tensor; 3]) -> Self {
+        Self { q, k, v, bias: None, mask: None, ranges: None, sinks: None, mod_data: None }
+    }
+
+    pub(crate) fn inputs(&self) -> Inputs<'_> {
+        let Self { q, k, v, bias, mask, ranges, sinks, mod_data } = self;
+        Inputs {
+            q,
+            k,
+            v,
+            bias: bias.as_ref(),
+            mask: mask.as_ref(),
+            ranges: ranges.as_ref(),
+            sinks: sinks.as_ref(),
+            mod_data: mod_data.as_ref(),
+        }
+    }
+}
+
+/// Runs a plan into outputs that were NaN before: an element that a kernel leaves out then shows.
+pub(crate) fn run_over_nans(engine: &Engine, plan: &Plan, inputs: Inputs<'_>) -> Result<AttentionOutput> {
     let outputs = engine.alloc_output(plan)?;
     for tensor in [&outputs.o, &outputs.lse] {
         // All bits set are a NaN in each of the types. A buffer has room for a whole last word, and is written by words.
         let nans = vec![0xFF; (tensor.dtype().bytes() * tensor.elems()).next_multiple_of(4)];
         measure::caught(engine.device(), || engine.queue().write_buffer(tensor.raw_buffer(), 0, &nans))?;
     }
+    let workspace = engine.alloc_workspace(plan)?;
+    let bindings = Bindings { inputs, o: &outputs.o, lse: &outputs.lse, workspace: workspace.as_ref() };
+    engine.run(plan, &bindings, |_| ControlFlow::Continue(()))?;
     Ok(outputs)
 }

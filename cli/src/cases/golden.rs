@@ -8,9 +8,9 @@ use serde_json::Value;
 use tilewise::reference::Comparison;
 use tilewise::{Align, Attention, DType};
 
-use super::inputs::{DeviceInputs, booleans, four_axes, lengths, stored_exactly};
+use super::inputs::{booleans, four_axes, lengths, stored_exactly};
 use super::{Compared, Descriptions, Runner, check_shape, check_tensors, compare_no_nan, refuse, undescribed};
-use crate::tensors::{Numbers, Tensors, expected};
+use crate::tensors::{DeviceInputs, Numbers, Tensors, expected};
 use crate::verify::{Dtype, Outputs, VerifyArgs};
 
 #[derive(Debug, Deserialize)]

@@ -1,45 +1,12 @@
-//! What the tensors of a case become: numbers and booleans on the host, tensors on the device.
+//! What the tensors of a case become on the host: shapes, numbers and booleans.
 
 use anyhow::{Context, Result, bail, ensure};
 use half::{bf16, f16};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
-use tilewise::{DType, Inputs, Mask, Tensor};
+use tilewise::DType;
 
 use crate::tensors::{Numbers, elements};
-
-/// What attention reads, on the device.
-#[derive(Debug)]
-pub(super) struct DeviceInputs {
-    pub(super) q: Tensor,
-    pub(super) k: Tensor,
-    pub(super) v: Tensor,
-    pub(super) bias: Option<Tensor>,
-    pub(super) mask: Option<Mask>,
-    pub(super) ranges: Option<Tensor>,
-    pub(super) sinks: Option<Tensor>,
-    pub(super) mod_data: Option<Tensor>,
-}
-
-impl DeviceInputs {
-    pub(super) fn new([q, k, v]: [Tensor; 3]) -> Self {
-        Self { q, k, v, bias: None, mask: None, ranges: None, sinks: None, mod_data: None }
-    }
-
-    pub(super) fn inputs(&self) -> Inputs<'_> {
-        let Self { q, k, v, bias, mask, ranges, sinks, mod_data } = self;
-        Inputs {
-            q,
-            k,
-            v,
-            bias: bias.as_ref(),
-            mask: mask.as_ref(),
-            ranges: ranges.as_ref(),
-            sinks: sinks.as_ref(),
-            mod_data: mod_data.as_ref(),
-        }
-    }
-}
 
 /// The shape of a bias or mask with all four axes, (`batch`, `q_heads`, `q_len`, `kv_len`): those it lacks are the first, of size 1.
 pub(super) fn four_axes(name: &str, shape: &[usize]) -> Result<[usize; 4]> {

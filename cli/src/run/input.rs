@@ -3,12 +3,12 @@
 use anyhow::{Context, Result, bail, ensure};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
-use tilewise::{Attention, DType, Dims, Engine, Inputs, Mask, Path, Problem, Storage, Tensor};
+use tilewise::{Attention, DType, Dims, Engine, Path, Problem, Storage, Tensor};
 
 use super::{Layout, LayoutArg, RunArgs, SWAPPED};
 use crate::args::Options;
 use crate::output;
-use crate::tensors::{self, Numbers, Tensors};
+use crate::tensors::{self, DeviceInputs, Numbers, Tensors};
 
 /// Tensors that change what attention means. Refused by name until they are built: to ignore one would be a wrong answer.
 const NOT_BUILT: [&str; 5] = ["block_table", "past_key", "past_value", "nonpad_kv_seqlen", "position_ids"];
@@ -58,26 +58,6 @@ impl<T> Broadcast<T> {
         };
         shape[start..].copy_from_slice(&given);
         Ok(Self { name, given, shape, elements: elements(name, view)? })
-    }
-}
-
-/// The same on the device.
-pub(super) struct Uploaded {
-    qkv: [Tensor; 3],
-    mask: Option<Mask>,
-    bias: Option<Tensor>,
-    sinks: Option<Tensor>,
-}
-
-impl Uploaded {
-    pub(super) fn inputs(&self) -> Inputs<'_> {
-        let [q, k, v] = &self.qkv;
-        Inputs {
-            mask: self.mask.as_ref(),
-            bias: self.bias.as_ref(),
-            sinks: self.sinks.as_ref(),
-            ..Inputs::new(q, k, v)
-        }
     }
 }
 
@@ -355,7 +335,7 @@ fn warn_of_metadata(args: &RunArgs, tensors: &Tensors<'_>, masked: bool) {
 }
 
 impl Input {
-    pub(super) fn upload(&self, engine: &Engine, layout: Layout) -> Result<Uploaded> {
+    pub(super) fn upload(&self, engine: &Engine, layout: Layout) -> Result<DeviceInputs> {
         let upload = |index: usize| -> tilewise::Result<Tensor> {
             let shape = &self.shapes[index];
             match layout {
@@ -363,12 +343,16 @@ impl Input {
                 Layout::Bshd => self.qkv[index].upload(engine, &SWAPPED.map(|axis| shape[axis]))?.permute(&SWAPPED),
             }
         };
-        let bias = self.bias.as_ref().map(|bias| bias.elements.upload(engine, &bias.shape));
-        Ok(Uploaded {
-            qkv: [upload(0)?, upload(1)?, upload(2)?],
-            mask: self.mask.as_ref().map(|mask| engine.upload_mask(&mask.elements, mask.shape)).transpose()?,
-            bias: bias.transpose()?,
-            sinks: self.sinks.as_ref().map(|sinks| engine.upload(sinks, [sinks.len()])).transpose()?,
-        })
+        let mut inputs = DeviceInputs::new([upload(0)?, upload(1)?, upload(2)?]);
+        if let Some(mask) = &self.mask {
+            inputs.mask = Some(engine.upload_mask(&mask.elements, mask.shape)?);
+        }
+        if let Some(bias) = &self.bias {
+            inputs.bias = Some(bias.elements.upload(engine, &bias.shape)?);
+        }
+        if let Some(sinks) = &self.sinks {
+            inputs.sinks = Some(engine.upload(sinks, [sinks.len()])?);
+        }
+        Ok(inputs)
     }
 }

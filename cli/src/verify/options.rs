@@ -1,16 +1,11 @@
 //! Attention with every option against the reference: its data made up, the expected result, and what each plan gives.
 
-use std::ops::ControlFlow;
-
 use anyhow::Result;
 use tilewise::reference::{self, Broadcast, Case, Comparison, compare};
-use tilewise::{
-    Align, Attention, Bindings, DType, Dims, Engine, Inputs, MaskMod, Path, Plan, Problem, ScoreMod, Storage, Tensor,
-    alibi_slopes,
-};
+use tilewise::{Align, Attention, DType, Dims, Engine, MaskMod, Path, Plan, Problem, ScoreMod, Storage, alibi_slopes};
 
 use crate::measure::normal;
-use crate::tensors::{Numbers, nan_outputs, precision};
+use crate::tensors::{DeviceInputs, Numbers, precision, run_over_nans};
 
 /// Which options a problem has, beside causality, alignment and scale.
 #[derive(Debug, Clone, Copy)]
@@ -135,7 +130,7 @@ impl Group {
     pub(super) fn check(&self, engine: &Engine, dims: Dims, attention: Attention) -> Result<Vec<Ran>> {
         let dims = if self.packed { Dims { batch: SEQUENCES, ..dims } } else { dims };
         let host = Host::new(self, &dims);
-        let device = Device::new(engine, self, &dims, &host)?;
+        let device = host.upload(engine, self, &dims)?;
         let problem = device.inputs().problem(&self.options(attention, &host)?)?;
         let expected = host.expected(self, &problem)?;
         let facts = engine.facts();
@@ -144,12 +139,14 @@ impl Group {
             plans.push(Plan::new(&problem, &facts, Path::Naive)?);
         }
         let run = |plan: Plan| {
-            let result = device.run(engine, &plan).map(|(o, lse)| {
-                vec![
-                    ("o", compare(&o, &expected.o, expected.tolerance.o(precision(self.storage.o)))),
-                    ("lse", compare(&lse, &expected.lse, expected.tolerance.lse())),
-                ]
-            });
+            let compared = || -> Result<_> {
+                let output = run_over_nans(engine, &plan, device.inputs())?;
+                let o_tolerance = expected.tolerance.o(precision(self.storage.o));
+                Ok(vec![
+                    ("o", compare(&output.o.read()?, &expected.o, o_tolerance)),
+                    ("lse", compare(&output.lse.read()?, &expected.lse, expected.tolerance.lse())),
+                ])
+            };
             let kernels = plan.kernels();
             let kernel = match kernels.as_slice() {
                 [kernel] => kernel.clone(),
@@ -158,7 +155,7 @@ impl Group {
                     format!("naive: {}", several.iter().map(|kernel| stem(kernel)).collect::<Vec<_>>().join(", "))
                 }
             };
-            Ran { kernel, result }
+            Ran { kernel, result: compared() }
         };
         Ok(plans.into_iter().map(run).collect())
     }
@@ -320,22 +317,8 @@ impl Host {
             Some([q, kv]) => reference::attention_packed(&case, q, kv)?,
         })
     }
-}
 
-/// The same on the device.
-struct Device {
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Option<tilewise::Mask>,
-    bias: Option<Tensor>,
-    ranges: Option<Tensor>,
-    sinks: Option<Tensor>,
-    mod_data: Option<Tensor>,
-}
-
-impl Device {
-    fn new(engine: &Engine, group: &Group, dims: &Dims, host: &Host) -> Result<Self> {
+    fn upload(&self, engine: &Engine, group: &Group, dims: &Dims) -> Result<DeviceInputs> {
         let Dims { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim } = *dims;
         let upload = |numbers: &[f32], dtype, shape: &[usize]| {
             Numbers::F32(numbers.to_vec()).stored(dtype).upload(engine, shape)
@@ -348,37 +331,17 @@ impl Device {
             numbers.as_ref().map(|numbers| engine.upload(numbers, [numbers.len()])).transpose()
         };
         let Storage { q, k, v, .. } = group.storage;
-        let bias = host.bias.as_ref().zip(group.bias);
-        let ranges = host.ranges.as_ref().map(|(ranges, shape)| engine.upload(ranges, shape));
-        Ok(Self {
-            q: qkv(&host.q, q, q_heads, q_len, head_dim)?,
-            k: qkv(&host.k, k, kv_heads, kv_len, head_dim)?,
-            v: qkv(&host.v, v, kv_heads, kv_len, value_dim)?,
-            mask: host.mask.as_ref().map(|(mask, shape)| engine.upload_mask(mask, *shape)).transpose()?,
+        let bias = self.bias.as_ref().zip(group.bias);
+        let ranges = self.ranges.as_ref().map(|(ranges, shape)| engine.upload(ranges, shape));
+        Ok(DeviceInputs {
+            q: qkv(&self.q, q, q_heads, q_len, head_dim)?,
+            k: qkv(&self.k, k, kv_heads, kv_len, head_dim)?,
+            v: qkv(&self.v, v, kv_heads, kv_len, value_dim)?,
+            mask: self.mask.as_ref().map(|(mask, shape)| engine.upload_mask(mask, *shape)).transpose()?,
             bias: bias.map(|((bias, shape), dtype)| upload(bias, dtype, shape)).transpose()?,
             ranges: ranges.transpose()?,
-            sinks: dense(&host.sinks)?,
-            mod_data: dense(&host.mod_data)?,
+            sinks: dense(&self.sinks)?,
+            mod_data: dense(&self.mod_data)?,
         })
-    }
-
-    fn inputs(&self) -> Inputs<'_> {
-        Inputs {
-            bias: self.bias.as_ref(),
-            mask: self.mask.as_ref(),
-            ranges: self.ranges.as_ref(),
-            sinks: self.sinks.as_ref(),
-            mod_data: self.mod_data.as_ref(),
-            ..Inputs::new(&self.q, &self.k, &self.v)
-        }
-    }
-
-    fn run(&self, engine: &Engine, plan: &Plan) -> Result<(Vec<f32>, Vec<f32>)> {
-        let output = nan_outputs(engine, plan)?;
-        let workspace = engine.alloc_workspace(plan)?;
-        let bindings =
-            Bindings { inputs: self.inputs(), o: &output.o, lse: &output.lse, workspace: workspace.as_ref() };
-        engine.run(plan, &bindings, |_| ControlFlow::Continue(()))?;
-        Ok((output.o.read()?, output.lse.read()?))
     }
 }

@@ -7,9 +7,9 @@ use tilewise::reference::{self, Broadcast, Case, Precision};
 use tilewise::{Align, Attention, DType, Dims, Engine, Problem};
 
 use super::super::check_shape;
-use super::super::inputs::{DeviceInputs, booleans, four_axes, lengths};
+use super::super::inputs::{booleans, four_axes, lengths};
 use super::Entry;
-use crate::tensors::{Numbers, Tensors};
+use crate::tensors::{DeviceInputs, Numbers, Tensors};
 
 /// A node's inputs and attributes, checked against each other.
 #[derive(Debug)]
