@@ -1,6 +1,7 @@
 //! `tilewise run`: attention of the q, k and v in a file.
 
 mod input;
+mod names;
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -31,11 +32,12 @@ const REPRODUCED_ROUNDINGS: f64 = 16.0;
 
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
-    /// File of tensors `q`, `k` and `v`: (batch, heads, length, dim), or (heads, length, dim) for batch 1; F32, F16 or BF16. It may
-    /// also hold `mask` (true: may attend) and `bias`, which broadcast to (batch, heads, length, keys); `alibi_slopes`, `sinks`,
-    /// `kv_lens`, `q_lens`; and `cu_seqlens_q` and `cu_seqlens_kv` of a packed batch, with (tokens, heads, dim). The error is shown
-    /// if it holds `o` or `lse`. A `scale` in its metadata is used unless --scale is given
+    /// Safetensors file of `q`, `k` and `v`, and of masks, biases and the like, whose names --help lists
+    #[arg(long_help = names::HELP)]
     file: PathBuf,
+    /// Leave these tensors of the file out, as if it didn't hold them
+    #[arg(long, value_name = "NAME,..", value_delimiter = ',')]
+    ignore: Vec<String>,
     #[command(flatten)]
     attention: AttentionArgs,
     /// In which order the file's bytes lie
@@ -118,6 +120,8 @@ struct Report {
     softcap: Option<f32>,
     /// What the file holds beside q, k and v and was used.
     others: Vec<String>,
+    /// What it holds and was not used.
+    ignored: Vec<String>,
     layout: Layout,
     #[serde(skip_serializing_if = "Option::is_none")]
     layout_note: Option<String>,
@@ -138,7 +142,8 @@ pub(crate) fn run(args: &RunArgs, common: &Common) -> Result<()> {
     let out = args.out.as_deref().map(OutFile::check).transpose()?;
     let name = args.file.display();
     let file = TensorFile::read(&args.file).with_context(|| name.to_string())?;
-    let tensors = file.tensors().with_context(|| name.to_string())?;
+    let mut tensors = file.tensors().with_context(|| name.to_string())?;
+    tensors.ignore(&args.ignore).with_context(|| format!("{name}: --ignore"))?;
     let (problem, input) = input::open(args, &tensors).with_context(|| name.to_string())?;
 
     let engine = common.engine()?;
@@ -282,6 +287,7 @@ impl Report {
             scale: plan.problem().softmax_scale(),
             softcap: options.softcap,
             others: input.others.clone(),
+            ignored: input.ignored.clone(),
             layout: done.layout,
             layout_note,
             flops: plan.problem().flops(),
@@ -305,6 +311,9 @@ impl Report {
         options.extend(self.others.iter().cloned());
         options.push(format!("scale {}", self.scale));
         table.add_row(["options", &options.join(", ")]);
+        if !self.ignored.is_empty() {
+            table.add_row(["ignored", &self.ignored.join(", ")]);
+        }
         let gflops = measure::digits(self.flops as f64 / 1e9 / self.seconds);
         table.add_row(["time", &format!("{} ({gflops} GFLOP/s)", seconds(self.seconds))]);
         table.add_row(["inputs, outputs", &format!("{}, {}", bytes(inputs), bytes(outputs))]);

@@ -27,6 +27,8 @@ pub(crate) struct TensorFile {
 pub(crate) struct Tensors<'a> {
     tensors: SafeTensors<'a>,
     metadata: BTreeMap<String, String>,
+    /// Names that are treated as if they weren't there.
+    ignored: Vec<String>,
 }
 
 impl TensorFile {
@@ -44,7 +46,7 @@ impl TensorFile {
         let metadata = self.check_header()?;
         let tensors =
             SafeTensors::deserialize(&self.bytes).map_err(|error| anyhow!("not a sound safetensors file: {error}"))?;
-        Ok(Tensors { tensors, metadata })
+        Ok(Tensors { tensors, metadata, ignored: Vec::new() })
     }
 
     /// Checks the header for what is worth a better message, and for offsets that the parser's sums could overflow on.
@@ -88,16 +90,30 @@ impl<'a> Tensors<'a> {
         self.metadata.get(key).map(String::as_str)
     }
 
+    /// As if the file didn't hold these, which it has to.
+    pub(crate) fn ignore(&mut self, names: &[String]) -> Result<()> {
+        for name in names {
+            self.get(name)?;
+        }
+        self.ignored.extend_from_slice(names);
+        Ok(())
+    }
+
+    fn is_ignored(&self, name: &str) -> bool {
+        self.ignored.iter().any(|ignored| ignored == name)
+    }
+
     /// The names, sorted.
     pub(crate) fn names(&self) -> Vec<&str> {
         let mut names = self.tensors.names();
+        names.retain(|name| !self.is_ignored(name));
         names.sort_unstable();
         names
     }
 
     /// A tensor, if the file holds it.
     pub(crate) fn find(&self, name: &str) -> Option<TensorView<'a>> {
-        self.tensors.tensor(name).ok()
+        if self.is_ignored(name) { None } else { self.tensors.tensor(name).ok() }
     }
 
     /// A tensor, or an error that tells what there is.

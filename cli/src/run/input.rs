@@ -5,17 +5,11 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use tilewise::{Attention, DType, Dims, Engine, Path, Problem, Storage, Tensor};
 
+use super::names::{self, BIASES, CU_SEQLENS_KV, CU_SEQLENS_Q, MASKS};
 use super::{Layout, LayoutArg, RunArgs, SWAPPED};
 use crate::args::Options;
 use crate::output;
 use crate::tensors::{self, DeviceInputs, Numbers, Tensors};
-
-/// Tensors that change what attention means. Refused by name until they are built: to ignore one would be a wrong answer.
-const NOT_BUILT: [&str; 5] = ["block_table", "past_key", "past_value", "nonpad_kv_seqlen", "position_ids"];
-
-/// Names of a boolean mask, or of a bias if it holds floating-point numbers.
-const MASKS: [&str; 3] = ["mask", "attn_mask", "attention_mask"];
-const BIASES: [&str; 2] = ["bias", "attn_bias"];
 
 /// What the file holds.
 pub(super) struct Input {
@@ -26,9 +20,12 @@ pub(super) struct Input {
     qkv: [Numbers; 3],
     mask: Option<MaskInput>,
     bias: Option<BiasInput>,
+    ranges: Option<RangesInput>,
     sinks: Option<Vec<f32>>,
-    /// What it holds beside them, by name.
+    /// What it holds beside them and was used, by name.
     pub(super) others: Vec<String>,
+    /// What it holds and was not: on request, or as it changes nothing.
+    pub(super) ignored: Vec<String>,
     pub(super) o: Option<Vec<f64>>,
     pub(super) lse: Option<Vec<f64>>,
 }
@@ -45,16 +42,24 @@ struct Broadcast<T> {
 
 type MaskInput = Broadcast<Vec<bool>>;
 type BiasInput = Broadcast<Numbers>;
+/// Of keys for each row, two numbers on the last axis.
+type RangesInput = Broadcast<Vec<u32>>;
+
+/// The axes that a mask and a bias broadcast to.
+const SCORES: &str = "(batch, q_heads, q_len, kv_len), each its size or 1";
+const RANGES: &str = "(batch, q_heads, q_len, 2), the first two their size or 1";
 
 impl<T> Broadcast<T> {
     /// Of some of the axes: the last.
-    fn of(&(name, ref view): &Named<'_>, elements: impl Fn(&str, &TensorView<'_>) -> Result<T>) -> Result<Self> {
+    fn of(
+        &(name, ref view): &Named<'_>,
+        axes: &str,
+        elements: impl Fn(&str, &TensorView<'_>) -> Result<T>,
+    ) -> Result<Self> {
         let given = view.shape().to_vec();
         let mut shape = [1; 4];
         let Some(start) = shape.len().checked_sub(given.len()) else {
-            bail!(
-                "{name} is {given:?}; accepted: up to four axes, (batch, q_heads, q_len, kv_len), each its size or 1"
-            );
+            bail!("{name} is {given:?}; accepted: up to four axes, {axes}");
         };
         shape[start..].copy_from_slice(&given);
         Ok(Self { name, given, shape, elements: elements(name, view)? })
@@ -64,12 +69,8 @@ impl<T> Broadcast<T> {
 /// Takes what is needed from the file, and checks that it fits together.
 pub(super) fn open(args: &RunArgs, tensors: &Tensors<'_>) -> Result<(Problem, Input)> {
     let views = [("q", tensors.get("q")?), ("k", tensors.get("k")?), ("v", tensors.get("v")?)];
-    let unbuilt: Vec<_> = tensors.names().into_iter().filter(|name| NOT_BUILT.contains(name)).collect();
-    ensure!(
-        unbuilt.is_empty(),
-        "it holds {}: not built yet, and attention without is something else",
-        unbuilt.join(", ")
-    );
+    let mut ignored = args.ignore.clone();
+    ignored.extend(names::check(tensors)?.into_iter().map(str::to_string));
     let mut others = Vec::new();
     let options = Options { scale: scale(args, tensors)?, ..args.attention.options }.attention();
     let packed = cu_seqlens(tensors, &mut others)?;
@@ -116,6 +117,11 @@ pub(super) fn open(args: &RunArgs, tensors: &Tensors<'_>) -> Result<(Problem, In
         problem = problem.bias(elements.dtype(), *shape).with_context(|| format!("{name} is {given:?}"))?;
         others.push(as_what(name, "bias"));
     }
+    let ranges = ranges(tensors)?;
+    if let Some(Broadcast { name, given, shape: [batch, heads, rows, _], .. }) = &ranges {
+        problem = problem.ranges([*batch, *heads, *rows]).with_context(|| format!("{name} is {given:?}"))?;
+        others.push(name.to_string());
+    }
     let sinks = sinks(tensors, &dims)?;
     if sinks.is_some() {
         problem = problem.sinks();
@@ -139,7 +145,7 @@ pub(super) fn open(args: &RunArgs, tensors: &Tensors<'_>) -> Result<(Problem, In
         Some(view) => bail!("{name} is {:?}; accepted: {shape:?}, by the shapes of q, k and v", view.shape()),
     };
     let [o, lse] = [result("o", &result_shapes[0])?, result("lse", &result_shapes[1])?];
-    Ok((problem, Input { shapes, result_shapes, qkv, mask, bias, sinks, others, o, lse }))
+    Ok((problem, Input { shapes, result_shapes, qkv, mask, bias, ranges, sinks, others, ignored, o, lse }))
 }
 
 /// The scale that was asked for, or else the file's own.
@@ -152,8 +158,8 @@ fn scale(args: &RunArgs, tensors: &Tensors<'_>) -> Result<Option<f32>> {
 
 /// Where the sequences of a packed batch start and end, of q and of k and v, if it is one.
 fn cu_seqlens(tensors: &Tensors<'_>, others: &mut Vec<String>) -> Result<Option<[Vec<u32>; 2]>> {
-    let q = one_of(tensors, &["cu_seqlens_q", "cu_seqlens"])?;
-    let kv = one_of(tensors, &["cu_seqlens_kv", "cu_seqlens_k", "cu_seqlens"])?;
+    let q = one_of(tensors, &CU_SEQLENS_Q)?;
+    let kv = one_of(tensors, &CU_SEQLENS_KV)?;
     let (Some((q_name, q)), Some((kv_name, kv))) = (&q, &kv) else {
         if let Some((name, _)) = q.or(kv) {
             bail!("it holds {name} alone; accepted: cu_seqlens_q and cu_seqlens_kv, or cu_seqlens for both");
@@ -164,7 +170,7 @@ fn cu_seqlens(tensors: &Tensors<'_>, others: &mut Vec<String>) -> Result<Option<
     if q_name != kv_name {
         others.push((*kv_name).to_string());
     }
-    Ok(Some([unsigned(q_name, q)?, unsigned(kv_name, kv)?]))
+    Ok(Some([lengths(q_name, q)?, lengths(kv_name, kv)?]))
 }
 
 fn shape(name: &str, view: &TensorView<'_>) -> Result<Vec<usize>> {
@@ -220,11 +226,11 @@ fn lens_and_slopes(
     others: &mut Vec<String>,
 ) -> Result<Attention> {
     if let Some(view) = tensors.find("q_lens") {
-        options = options.q_lens(unsigned("q_lens", &view)?);
+        options = options.q_lens(lengths("q_lens", &view)?);
         others.push("q_lens".to_string());
     }
     if let Some(view) = tensors.find("kv_lens") {
-        options = options.kv_lens(unsigned("kv_lens", &view)?);
+        options = options.kv_lens(lengths("kv_lens", &view)?);
         others.push("kv_lens".to_string());
     }
     if let Some(view) = tensors.find("alibi_slopes") {
@@ -239,6 +245,13 @@ fn lens_and_slopes(
         others.push("alibi_slopes".to_string());
     }
     Ok(options)
+}
+
+fn ranges(tensors: &Tensors<'_>) -> Result<Option<RangesInput>> {
+    let Some(named) = one_of(tensors, &["ranges"])? else { return Ok(None) };
+    let ranges = Broadcast::of(&named, RANGES, unsigned)?;
+    ensure!(ranges.shape[3] == 2, "ranges is {:?}; accepted: {RANGES}", ranges.given);
+    Ok(Some(ranges))
 }
 
 fn sinks(tensors: &Tensors<'_>, dims: &Dims) -> Result<Option<Vec<f32>>> {
@@ -279,8 +292,8 @@ fn masks(tensors: &Tensors<'_>) -> Result<(Option<MaskInput>, Option<BiasInput>)
             view.dtype()
         );
     }
-    let mask = only(masks.into_iter())?.map(|mask| Broadcast::of(&mask, booleans));
-    let bias = only(floats.into_iter().chain(held(&BIASES)))?.map(|bias| Broadcast::of(&bias, Numbers::of));
+    let mask = only(masks.into_iter())?.map(|mask| Broadcast::of(&mask, SCORES, booleans));
+    let bias = only(floats.into_iter().chain(held(&BIASES)))?.map(|bias| Broadcast::of(&bias, SCORES, Numbers::of));
     Ok((mask.transpose()?, bias.transpose()?))
 }
 
@@ -308,8 +321,12 @@ fn integers(name: &str, view: &TensorView<'_>) -> Result<Vec<i128>> {
 }
 
 /// Lengths or places, on one axis.
-fn unsigned(name: &str, view: &TensorView<'_>) -> Result<Vec<u32>> {
+fn lengths(name: &str, view: &TensorView<'_>) -> Result<Vec<u32>> {
     ensure!(view.shape().len() == 1, "{name} is {:?}; accepted: one axis", view.shape());
+    unsigned(name, view)
+}
+
+fn unsigned(name: &str, view: &TensorView<'_>) -> Result<Vec<u32>> {
     let number = |x: i128| u32::try_from(x).with_context(|| format!("{name} holds {x}; accepted: 0 to {}", u32::MAX));
     integers(name, view)?.into_iter().map(number).collect()
 }
@@ -349,6 +366,9 @@ impl Input {
         }
         if let Some(bias) = &self.bias {
             inputs.bias = Some(bias.elements.upload(engine, &bias.shape)?);
+        }
+        if let Some(ranges) = &self.ranges {
+            inputs.ranges = Some(engine.upload(&ranges.elements, ranges.shape)?);
         }
         if let Some(sinks) = &self.sinks {
             inputs.sinks = Some(engine.upload(sinks, [sinks.len()])?);

@@ -118,6 +118,34 @@ fn inputs_that_are_not_built() {
     }
 }
 
+#[test]
+fn tensors_of_unknown_names() {
+    let unknown = ["key_padding_mask", "Mask", "mod_data", "out"];
+    for name in unknown {
+        let file = with(&[Stored::f32(numbers(name, &[1, 5])), Stored::f32(numbers("dq", &[1]))]);
+        file.is_refused(&[], &format!("it holds {name}: not known, and attention without could be something else"));
+        file.is_refused(&[], "accepted: q, k, v, mask (attn_mask, attention_mask), bias");
+        file.is_refused(&[], &format!("--ignore {name},.. leaves tensors out"));
+    }
+    let several = with(&unknown.map(|name| Stored::f32(numbers(name, &[1]))));
+    several.is_refused(&[], "it holds Mask, key_padding_mask, mod_data, out: not known");
+    several.is_refused(&["--ignore", "Mask,mod_data"], "it holds key_padding_mask, out: not known");
+    several.is_refused(&["--ignore", "Mask,nothing"], "--ignore: no tensor nothing; the file holds: Mask, k, ");
+    several.is_refused(&["--ignore", "q"], "no tensor q; the file holds: Mask, k, ");
+}
+
+#[test]
+fn ranges_that_do_not_fit() {
+    let ranges = |shape: &[usize]| with(&[Stored::i32("ranges", shape, &vec![0; shape.iter().product()])]);
+    ranges(&[4, 5]).is_refused(&[], "ranges is [4, 5]; accepted: (batch, q_heads, q_len, 2)");
+    ranges(&[4]).is_refused(&[], "ranges is [4]; accepted: (batch, q_heads, q_len, 2)");
+    ranges(&[1, 1, 1, 4, 2]).is_refused(&[], "ranges is [1, 1, 1, 4, 2]; accepted: up to four axes, (batch,");
+    ranges(&[1, 2]).is_refused(&[], "ranges is [1, 2]: invalid request: ranges for [1, 1, 1] rows");
+    ranges(&[3, 4, 2]).is_refused(&[], "(batch, q_heads, q_len) = [1, 6, 4]");
+    with(&[Stored::f32(numbers("ranges", &[4, 2]))]).is_refused(&[], "ranges is F32; accepted: integers");
+    with(&[Stored::i32("ranges", &[4, 2], &[-1; 8])]).is_refused(&[], "ranges holds -1");
+}
+
 /// q (1, 6, 4, 8), k and v (1, 3, 5, 8), and these.
 fn with(others: &[Stored]) -> Bad {
     let tensors: Vec<_> = qkv().into_iter().map(Stored::f32).chain(others.iter().cloned()).collect();

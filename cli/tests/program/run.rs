@@ -200,6 +200,8 @@ fn options_worked_by_hand() {
     }
     means(&with(Stored::i32("q_lens", &[1], &[2])), &[], &[7.0 / 3.0, 7.0 / 3.0, 0.0]);
 
+    means(&with(Stored::i32("ranges", &[3, 2], &[0, 1, 1, 9, 2, 2])), &[], &[1.0, 3.0, 0.0]);
+
     let five = qkv(&[1, 5], &[1, 5], &[1.0, 2.0, 3.0, 4.0, 5.0]);
     means(&five, &["--window", "1,0"], &[1.0, 1.5, 2.5, 3.5, 4.5]);
     means(&five, &["--window", "0,0", "--dtype", "f32"], &[1.0, 2.0, 3.0, 4.0, 5.0]);
@@ -234,6 +236,32 @@ fn options_are_told() {
     let json = run_json(text(&input), &flags);
     assert_eq!((&json["window"], &json["softcap"]), (&serde_json::json!([2, 0]), &30.0.into()));
     assert_eq!(json["others"], serde_json::json!(["mask (attn_mask)"]));
+}
+
+#[test]
+fn what_is_not_used_is_told() {
+    if !gpu() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("in.safetensors");
+    let tensors = qkv(&[1, 3], &[1, 3], &[1.0, 2.0, 4.0]);
+    let others = [
+        Stored::bool("mask", &[3], &[0, 1, 1]),
+        Stored::f32(numbers("key_padding_mask", &[3])),
+        Stored::f32(numbers("dq", &[1])),
+        Stored::f32(numbers("y", &[1])),
+        Stored::f32(("o", vec![1, 3, 1], vec![7.0 / 3.0; 3])),
+    ];
+    std::fs::write(&input, safetensors_of_any(&[&tensors[..], &others].concat())).unwrap();
+    let flags = ["--ignore", "key_padding_mask,mask"];
+    let json = run_json(text(&input), &flags);
+    assert_eq!(json["ignored"], serde_json::json!(["key_padding_mask", "mask", "dq", "y"]));
+    assert_eq!(json["others"], serde_json::json!([]));
+    assert!(error(&json, "max_abs_err") < 1e-6, "the mask was not applied: {json}");
+    let told = ran(program().args(["run", text(&input)]).args(flags)).stdout;
+    let line = told.lines().find(|line| line.contains("| ignored"));
+    assert!(line.is_some_and(|line| line.contains("key_padding_mask, mask, dq, y")), "{told}");
 }
 
 #[test]
