@@ -1,7 +1,9 @@
 //! `tilewise run`: attention of the q, k and v in a file.
 
 mod input;
+mod layout;
 mod names;
+mod verdict;
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -9,7 +11,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use half::{bf16, f16};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
@@ -22,13 +24,8 @@ use crate::measure::{self, Progress, bytes, seconds};
 use crate::output::{self, OutFile};
 use crate::tensors::{TensorFile, precision};
 use input::Input;
-
-/// An error of more than this share of the largest |o| isn't rounding.
-const MISSED: f64 = 1e-2;
-/// An error of no more than this share is, in f32.
-const REPRODUCED: f64 = 1e-4;
-/// Likewise in a type of less precision, in units of its rounding: scores are sums of rounded numbers, and in an exponent.
-const REPRODUCED_ROUNDINGS: f64 = 16.0;
+use layout::{Layout, LayoutArg};
+use verdict::{Judged, Verdict};
 
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
@@ -40,42 +37,21 @@ pub(crate) struct RunArgs {
     ignore: Vec<String>,
     #[command(flatten)]
     attention: AttentionArgs,
-    /// In which order the file's bytes lie
+    /// What the four sizes are that the file's header gives of q, k, v and o [default: bhsd]
+    #[arg(long, value_enum)]
+    axes: Option<Layout>,
+    /// In which order the file's numbers lie, if it isn't that of --axes
     #[arg(long, value_enum, default_value_t)]
     layout: LayoutArg,
-    /// Write o and lse to a safetensors file
+    /// Write o, with the axes of q, and lse to a safetensors file
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
 
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-enum LayoutArg {
-    /// As the header says, unless the file's own o is reproduced in the order bshd and missed in the other
-    #[default]
-    Auto,
-    /// As the header says: (batch, heads, length, dim)
-    Bhsd,
-    /// (batch, length, heads, dim), whatever order of axes the header gives: a transposed array saved without its copy
-    Bshd,
-}
-
-/// In which order elements lie, their sizes being named (batch, heads, length, dim).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum Layout {
-    Bhsd,
-    Bshd,
-    /// A packed batch: (tokens, heads, dim), in no other order.
-    Thd,
-}
-
-/// The order of axes that takes (batch, length, heads, dim) to (batch, heads, length, dim), and back.
-const SWAPPED: [usize; 4] = [0, 2, 1, 3];
-
 /// One computation, in one layout. Its device memory is free again.
 struct Done {
     layout: Layout,
-    /// (batch, q_heads, q_len, value_dim), or (tokens, q_heads, value_dim)
+    /// In the order of the file's axes.
     o_out: Vec<f32>,
     /// (batch, q_heads, q_len), or (q_heads, tokens)
     lse_out: Vec<f32>,
@@ -83,6 +59,8 @@ struct Done {
     bytes: Bytes,
     o: Option<Comparison>,
     lse: Option<Comparison>,
+    /// What the error of o means.
+    judged: Option<Judged>,
 }
 
 /// Bytes of device memory at the peak of the run, as the engine counted them.
@@ -122,6 +100,9 @@ struct Report {
     others: Vec<String>,
     /// What it holds and was not used.
     ignored: Vec<String>,
+    /// Of the file's header. The shapes above are (batch, heads, length, dim) whatever it is.
+    axes: Layout,
+    /// Of the file's numbers.
     layout: Layout,
     #[serde(skip_serializing_if = "Option::is_none")]
     layout_note: Option<String>,
@@ -151,23 +132,20 @@ pub(crate) fn run(args: &RunArgs, common: &Common) -> Result<()> {
     let progress = Progress::new();
     progress.stage("attention");
     let first = match args.layout {
-        _ if problem.attention().is_packed() => Layout::Thd,
+        LayoutArg::Auto => input.axes,
+        LayoutArg::Bhsd => Layout::Bhsd,
         LayoutArg::Bshd => Layout::Bshd,
-        LayoutArg::Auto | LayoutArg::Bhsd => Layout::Bhsd,
     };
     let mut done = Done::compute(&engine, &plan, &input, first, &progress)?;
     let mut layout_note = None;
-    if args.layout == LayoutArg::Auto
-        && first == Layout::Bhsd
-        && done.share_of_o(&input).is_some_and(|share| share > MISSED)
-    {
-        let other = Done::compute(&engine, &plan, &input, Layout::Bshd, &progress)?;
-        let rounding = precision(problem.stored().o).unit_roundoff();
-        let reproduced = REPRODUCED.max(REPRODUCED_ROUNDINGS * rounding);
-        if other.share_of_o(&input).is_some_and(|share| share <= reproduced) {
+    let missed = done.judged.is_some_and(|judged| judged.verdict == Verdict::Missed);
+    if args.layout == LayoutArg::Auto && first != Layout::Thd && missed {
+        let other = Done::compute(&engine, &plan, &input, first.other(), &progress)?;
+        if other.is_reproduced() {
             layout_note = Some(format!(
-                "read as (batch, length, heads, dim) in memory: so the file's o is reproduced (max error {}), in the order of its \
-                 header it is not ({}); --layout bhsd or bshd decides",
+                "read as {} in memory: so the file's o is reproduced (max error {}), in the order of its header it is not ({}); \
+                 --layout bhsd or bshd decides",
+                first.other().axes(),
                 output::figure(error_of(&other.o)),
                 output::figure(error_of(&done.o)),
             ));
@@ -181,6 +159,16 @@ pub(crate) fn run(args: &RunArgs, common: &Common) -> Result<()> {
     }
     if let Some(note) = &layout_note {
         eprintln!("note: {}: {}", output::printable(&name.to_string()), output::printable(note));
+    }
+    if args.axes.is_none() && input.looks_swapped && !done.is_reproduced() {
+        let (name, [q, ..]) = (output::printable(&name.to_string()), &input.shapes);
+        eprintln!(
+            "note: {name}: read as {}, q has {} heads of length {}; --axes bshd reads {}",
+            input.axes.axes(),
+            q[1],
+            q[2],
+            input.axes.other().axes()
+        );
     }
     let report = Report::new(args, &engine, &plan, &input, &done, layout_note);
     if common.json { output::print_json(&report) } else { output::print(&report.text(args, &done)) }
@@ -219,23 +207,21 @@ impl Done {
             peak: memory.peak_bytes(),
         };
 
-        let (o_out, lse_out) = (output.o.read()?, output.lse.read()?);
-        // No tolerance: these are figures to be told, not judged.
-        let o = match &input.o {
-            Some(expected) if layout == Layout::Bshd => {
-                Some(compare(&output.o.permute(&SWAPPED)?.read()?, expected, f64::INFINITY))
-            }
-            expected => expected.as_ref().map(|expected| compare(&o_out, expected, f64::INFINITY)),
-        };
-        let lse = input.lse.as_ref().map(|expected| compare(&lse_out, expected, f64::INFINITY));
-        Ok(Self { layout, o_out, lse_out, seconds, bytes, o, lse })
+        let (o_out, lse_out) = (layout::read(&output.o, input.axes)?, output.lse.read()?);
+        // No tolerance: the errors are figures to be told.
+        let (mut o, mut judged) = (None, None);
+        if let Some(expected) = &input.o {
+            let comparison = compare(&layout::read(&output.o, layout)?, &expected.numbers, f64::INFINITY);
+            let rounding = precision(plan.problem().stored().o).unit_roundoff().max(expected.rounding);
+            judged = Some(Judged::new(comparison.max_abs_err, &expected.numbers, rounding));
+            o = Some(comparison);
+        }
+        let lse = input.lse.as_ref().map(|expected| compare(&lse_out, &expected.numbers, f64::INFINITY));
+        Ok(Self { layout, o_out, lse_out, seconds, bytes, o, lse, judged })
     }
 
-    /// The error of o as a share of the largest element, if the file holds one.
-    fn share_of_o(&self, input: &Input) -> Option<f64> {
-        let largest = input.o.as_ref()?.iter().fold(0.0, |max: f64, x| max.max(x.abs()));
-        let error = self.o.as_ref()?.max_abs_err;
-        Some(if error == 0.0 { 0.0 } else { error / largest })
+    fn is_reproduced(&self) -> bool {
+        self.judged.is_some_and(|judged| judged.verdict == Verdict::Reproduced)
     }
 
     /// o, in its own type, and lse as a file.
@@ -270,9 +256,14 @@ impl Report {
         let info = engine.adapter_info();
         let errors = [("max_abs_err", &done.o), ("max_abs_err_lse", &done.lse)];
         // Infinite, where an infinity or a NaN is missed, is null in JSON.
-        let errors = errors.into_iter().filter_map(|(key, comparison)| {
-            comparison.as_ref().map(|comparison| (key.to_string(), comparison.max_abs_err.into()))
-        });
+        let mut errors: serde_json::Map<_, _> = errors
+            .into_iter()
+            .filter_map(|(key, comparison)| Some((key.to_string(), comparison.as_ref()?.max_abs_err.into())))
+            .collect();
+        if let Some(Judged { share, verdict }) = done.judged {
+            errors.insert("max_abs_err_share".to_string(), share.into());
+            errors.insert("verdict".to_string(), serde_json::json!(verdict));
+        }
         Self {
             adapter: info.name.clone(),
             driver: format!("{} {}", info.driver, info.driver_info).trim().to_string(),
@@ -288,13 +279,14 @@ impl Report {
             softcap: options.softcap,
             others: input.others.clone(),
             ignored: input.ignored.clone(),
+            axes: input.axes,
             layout: done.layout,
             layout_note,
             flops: plan.problem().flops(),
             seconds: done.seconds,
             tiled_bytes: (!naive).then_some(done.bytes),
             naive_bytes: naive.then_some(done.bytes),
-            errors: errors.collect(),
+            errors,
             out: args.out.clone(),
         }
     }
@@ -304,7 +296,9 @@ impl Report {
         let mut table = output::table(["", ""]);
         table.add_row(["adapter", &format!("{} ({})", self.adapter, self.driver)]);
         table.add_row(["kernel", &self.kernel]);
-        table.add_row(["q, k, v", &format!("{:?}, {:?}, {:?}", self.q, self.k, self.v)]);
+        // Of whatever axes the file's are.
+        let axes = if self.layout == Layout::Thd { self.layout } else { Layout::Bhsd };
+        table.add_row(["q, k, v", &format!("{:?}, {:?}, {:?}: {}", self.q, self.k, self.v, axes.axes())]);
         let Types { q, k, v, o } = self.dtype;
         table.add_row(["stored in", &format!("{q}, {k}, {v}; o in {o}")]);
         let mut options = vec![args.attention.options.words()];
@@ -321,11 +315,14 @@ impl Report {
         table.add_row(["peak", &bytes(peak)]);
         for (name, comparison) in [("o", &done.o), ("lse", &done.lse)] {
             if let Some(comparison) = comparison {
-                let text = format!(
-                    "{}, mean {}",
-                    output::figure(comparison.max_abs_err),
-                    output::figure(comparison.mean_abs_err)
-                );
+                let [max, mean] = [comparison.max_abs_err, comparison.mean_abs_err].map(output::figure);
+                let text = match done.judged.filter(|_| name == "o") {
+                    Some(Judged { share, verdict }) => {
+                        let share = output::figure(share);
+                        format!("{max} ({share} of the largest in o), mean {mean}: {}", verdict.words())
+                    }
+                    None => format!("{max}, mean {mean}"),
+                };
                 table.add_row([&format!("max error of {name}"), &text]);
             }
         }

@@ -3,10 +3,12 @@
 use anyhow::{Context, Result, bail, ensure};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
+use tilewise::reference::Precision;
 use tilewise::{Attention, DType, Dims, Engine, Path, Problem, Storage, Tensor};
 
+use super::RunArgs;
+use super::layout::{Layout, LayoutArg, SWAPPED, dims, heads_first, packed_dims, packed_shape, shape};
 use super::names::{self, BIASES, CU_SEQLENS_KV, CU_SEQLENS_Q, MASKS};
-use super::{Layout, LayoutArg, RunArgs, SWAPPED};
 use crate::args::Options;
 use crate::output;
 use crate::tensors::{self, DeviceInputs, Numbers, Tensors};
@@ -15,7 +17,7 @@ use crate::tensors::{self, DeviceInputs, Numbers, Tensors};
 pub(super) struct Input {
     /// Of q, k and v: (batch, heads, length, dim), or (tokens, heads, dim).
     pub(super) shapes: [Vec<usize>; 3],
-    /// Of o and lse.
+    /// Of o and lse, o in the order of the file's axes.
     pub(super) result_shapes: [Vec<usize>; 2],
     qkv: [Numbers; 3],
     mask: Option<MaskInput>,
@@ -26,8 +28,30 @@ pub(super) struct Input {
     pub(super) others: Vec<String>,
     /// What it holds and was not: on request, or as it changes nothing.
     pub(super) ignored: Vec<String>,
-    pub(super) o: Option<Vec<f64>>,
-    pub(super) lse: Option<Vec<f64>>,
+    /// The order of sizes in the header.
+    pub(super) axes: Layout,
+    /// Whether there are more heads than positions, as if the other order were meant.
+    pub(super) looks_swapped: bool,
+    pub(super) o: Option<Expected>,
+    pub(super) lse: Option<Expected>,
+}
+
+/// A result to compare with.
+pub(super) struct Expected {
+    pub(super) numbers: Vec<f64>,
+    /// Unit roundoff of the type it is stored in.
+    pub(super) rounding: f64,
+}
+
+impl Expected {
+    fn of(name: &str, view: &TensorView<'_>) -> Result<Self> {
+        let precision = match view.dtype() {
+            Dtype::F16 => Precision::F16,
+            Dtype::BF16 => Precision::Bf16,
+            _ => Precision::F32,
+        };
+        Ok(Self { numbers: tensors::expected(name, view)?, rounding: precision.unit_roundoff() })
+    }
 }
 
 /// What broadcasts to (batch, heads, queries, keys).
@@ -75,15 +99,20 @@ pub(super) fn open(args: &RunArgs, tensors: &Tensors<'_>) -> Result<(Problem, In
     let options = Options { scale: scale(args, tensors)?, ..args.attention.options }.attention();
     let packed = cu_seqlens(tensors, &mut others)?;
     ensure!(
-        packed.is_none() || args.layout == LayoutArg::Auto,
-        "--layout with a packed batch; accepted: none, as it is (tokens, heads, dim)"
+        packed.is_none() || (args.layout == LayoutArg::Auto && args.axes.is_none()),
+        "--layout or --axes with a packed batch; accepted: none, as it is (tokens, heads, dim)"
     );
-    let shape = if packed.is_some() { packed_shape } else { shape };
     let [q, k, v] = &views;
-    let shapes = [shape(q.0, &q.1)?, shape(k.0, &k.1)?, shape(v.0, &v.1)?];
-    let dims = match &packed {
-        None => dims(&shapes)?,
-        Some([cu_seqlens_q, _]) => packed_dims(&shapes, cu_seqlens_q.len().saturating_sub(1))?,
+    let (axes, dims, shapes) = match &packed {
+        None => {
+            let axes = args.axes.unwrap_or_default();
+            let shapes = [shape(q.0, &q.1, axes)?, shape(k.0, &k.1, axes)?, shape(v.0, &v.1, axes)?];
+            (axes, dims(&shapes, axes)?, shapes.map(|shape| heads_first(shape, axes).to_vec()))
+        }
+        Some([cu_seqlens_q, _]) => {
+            let shapes = [packed_shape(q.0, &q.1)?, packed_shape(k.0, &k.1)?, packed_shape(v.0, &v.1)?];
+            (Layout::Thd, packed_dims(&shapes, cu_seqlens_q.len().saturating_sub(1))?, shapes)
+        }
     };
     let options = match packed {
         None => lens_and_slopes(options, tensors, &dims, &mut others)?,
@@ -129,23 +158,32 @@ pub(super) fn open(args: &RunArgs, tensors: &Tensors<'_>) -> Result<(Problem, In
     }
     warn_of_metadata(args, tensors, mask.is_some() || bias.is_some());
 
-    let Dims { batch, q_heads, q_len, value_dim, .. } = dims;
-    let result_shapes = if problem.attention().is_packed() {
+    let Dims { batch, q_heads, kv_heads, q_len, kv_len, value_dim, .. } = dims;
+    let result_shapes = if axes == Layout::Thd {
         [vec![q_len, q_heads, value_dim], vec![q_heads, q_len]]
     } else {
-        [vec![batch, q_heads, q_len, value_dim], vec![batch, q_heads, q_len]]
+        // There and back it is the same exchange.
+        [heads_first([batch, q_heads, q_len, value_dim], axes).to_vec(), vec![batch, q_heads, q_len]]
     };
-    let without_batch = !problem.attention().is_packed() && batch == 1;
+    let without_batch = axes != Layout::Thd && batch == 1;
     let result = |name: &str, shape: &[usize]| match tensors.find(name) {
         None => Ok(None),
         // The axis of a batch of 1 may be left out, as with q.
         Some(view) if view.shape() == shape || (without_batch && view.shape() == &shape[1..]) => {
-            tensors::expected(name, &view).map(Some)
+            Expected::of(name, &view).map(Some)
         }
-        Some(view) => bail!("{name} is {:?}; accepted: {shape:?}, by the shapes of q, k and v", view.shape()),
+        Some(view) => {
+            // That of the other order: lse has its axes in one only.
+            let swapped = axes != Layout::Thd && name == "lse" && *view.shape() == [batch, q_len, q_heads];
+            let hint = if swapped { format!("; --axes {} fits it", axes.other().name()) } else { String::new() };
+            bail!("{name} is {:?}; accepted: {shape:?}, by the shapes of q, k and v{hint}", view.shape())
+        }
     };
     let [o, lse] = [result("o", &result_shapes[0])?, result("lse", &result_shapes[1])?];
-    Ok((problem, Input { shapes, result_shapes, qkv, mask, bias, ranges, sinks, others, ignored, o, lse }))
+    let looks_swapped = axes != Layout::Thd && kv_heads > kv_len && q_heads > q_len && kv_len > 0;
+    let input =
+        Input { shapes, result_shapes, qkv, mask, bias, ranges, sinks, others, ignored, axes, looks_swapped, o, lse };
+    Ok((problem, input))
 }
 
 /// The scale that was asked for, or else the file's own.
@@ -171,52 +209,6 @@ fn cu_seqlens(tensors: &Tensors<'_>, others: &mut Vec<String>) -> Result<Option<
         others.push((*kv_name).to_string());
     }
     Ok(Some([lengths(q_name, q)?, lengths(kv_name, kv)?]))
-}
-
-fn shape(name: &str, view: &TensorView<'_>) -> Result<Vec<usize>> {
-    match *view.shape() {
-        [_, _, _, _] => Ok(view.shape().to_vec()),
-        [heads, len, dim] => Ok(vec![1, heads, len, dim]),
-        ref other => {
-            bail!("{name} is {other:?}; accepted: (batch, heads, length, dim), or (heads, length, dim) for batch 1")
-        }
-    }
-}
-
-fn packed_shape(name: &str, view: &TensorView<'_>) -> Result<Vec<usize>> {
-    let shape = view.shape();
-    ensure!(shape.len() == 3, "{name} is {shape:?}; accepted: (tokens, heads, dim), as the file holds cu_seqlens");
-    Ok(shape.to_vec())
-}
-
-fn dims([q, k, v]: &[Vec<usize>; 3]) -> Result<Dims> {
-    let (
-        &[batch, q_heads, q_len, head_dim],
-        &[k_batch, kv_heads, kv_len, k_dim],
-        &[v_batch, v_heads, v_len, value_dim],
-    ) = (&q[..], &k[..], &v[..])
-    else {
-        bail!("q {q:?}, k {k:?}, v {v:?}; accepted: four axes each");
-    };
-    ensure!(
-        k_batch == batch && v_batch == batch && v_heads == kv_heads && v_len == kv_len && k_dim == head_dim,
-        "q {q:?}, k {k:?}, v {v:?} don't fit together; accepted: one batch; k and v of the same heads and length; q and k of the \
-         same dim"
-    );
-    Ok(Dims { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim })
-}
-
-fn packed_dims([q, k, v]: &[Vec<usize>; 3], batch: usize) -> Result<Dims> {
-    let (&[q_len, q_heads, head_dim], &[kv_len, kv_heads, k_dim], &[v_len, v_heads, value_dim]) =
-        (&q[..], &k[..], &v[..])
-    else {
-        bail!("q {q:?}, k {k:?}, v {v:?}; accepted: three axes each");
-    };
-    ensure!(
-        v_heads == kv_heads && v_len == kv_len && k_dim == head_dim,
-        "q {q:?}, k {k:?}, v {v:?} don't fit together; accepted: k and v of the same tokens and heads; q and k of the same dim"
-    );
-    Ok(Dims { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim })
 }
 
 fn lens_and_slopes(

@@ -29,7 +29,7 @@ const ACCEPTED: &str = "q, k, v, mask (attn_mask, attention_mask), bias (attn_bi
 pub(super) const HELP: &str = "\
 Safetensors file of
 
-  q, k, v          (batch, heads, length, dim), or (heads, length, dim) for batch 1; F32, F16 or BF16
+  q, k, v          (batch, heads, length, dim), or as --axes says; without the batch for batch 1; F32, F16 or BF16
 
 and, if need be,
 
@@ -42,7 +42,7 @@ and, if need be,
   cu_seqlens_q, cu_seqlens_kv
                    where the sequences of a packed batch start and end: q, k and v are (tokens, heads, dim) then;
                    also cu_seqlens_k, or cu_seqlens for both
-  o, lse           what to compare with: the error is shown
+  o, lse           what to compare with: the error is shown, and a verdict on it
 
 Mask and bias broadcast to (batch, heads, length, keys); their leading axes may be left out. Gradients (dq, dbias, ..) and
 results of other programs (y, weights, ..) are ignored. Any other tensor is an error unless --ignore names it. A `scale` in

@@ -102,6 +102,34 @@ fn shapes_that_do_not_fit() {
     Bad::new(&file).is_refused(&[], "o is [1, 6, 4, 9]; accepted: [1, 6, 4, 8]");
 }
 
+/// Where the other order of axes would do, it is named.
+#[test]
+fn shapes_that_fit_in_the_other_order() {
+    let of = |shapes: [&[usize]; 3]| {
+        let [q, k, v] = shapes;
+        Bad::new(&safetensors_of(&[numbers("q", q), numbers("k", k), numbers("v", v)]))
+    };
+    let hint = "; as (batch, length, heads, dim) they fit: --axes bshd";
+    of([&[1, 5, 6, 8], &[1, 7, 3, 8], &[1, 7, 3, 8]]).is_refused(
+        &[],
+        &format!("q_heads = 5, kv_heads = 7; accepted: both at least 1, q_heads a multiple of kv_heads{hint}"),
+    );
+    of([&[5, 6, 8], &[7, 3, 8], &[7, 3, 8]]).is_refused(&[], hint);
+    let back = of([&[1, 6, 5, 8], &[1, 3, 7, 8], &[1, 3, 7, 8]]);
+    back.is_refused(&["--axes", "bshd"], "; as (batch, heads, length, dim) they fit: --axes bhsd");
+    let neither = of([&[1, 5, 6, 8], &[1, 7, 4, 8], &[1, 7, 4, 8]]);
+    for args in [&[][..], &["--axes", "bshd"]] {
+        let ran = ran(program().arg("run").arg(&neither.file).args(args));
+        assert!(ran.error().contains("accepted: ") && !ran.error().contains("they fit"), "{ran:?}");
+    }
+    let q = numbers("q", &[4, 8]);
+    Bad::new(&safetensors_of(&[q, numbers("k", &[1, 5, 3, 8]), numbers("v", &[1, 5, 3, 8])]))
+        .is_refused(&["--axes", "bshd"], "accepted: (batch, length, heads, dim), or (length, heads, dim) for batch 1");
+    let qkv = [numbers("q", &[1, 4, 2, 8]), numbers("k", &[1, 4, 2, 8]), numbers("v", &[1, 4, 2, 8])];
+    let lse = Bad::new(&safetensors_of(&[&qkv[..], &[numbers("lse", &[1, 2, 4])]].concat()));
+    lse.is_refused(&[], "lse is [1, 2, 4]; accepted: [1, 4, 2], by the shapes of q, k and v; --axes bshd fits it");
+}
+
 #[test]
 fn scale_that_is_no_number() {
     let good = Bad::new(&safetensors_of(&qkv()));
@@ -215,7 +243,7 @@ fn packed_batches_that_do_not_fit() {
     packed(&[bounds("cu_seqlens_q", &[0, 4])])
         .is_refused(&[], "it holds cu_seqlens_q alone; accepted: cu_seqlens_q and");
     let good = packed(&[bounds("cu_seqlens", &[0, 1, 4])]);
-    good.is_refused(&["--layout", "bshd"], "--layout with a packed batch");
+    good.is_refused(&["--layout", "bshd"], "--layout or --axes with a packed batch");
     packed(&[bounds("cu_seqlens", &[0, 4]), bounds("kv_lens", &[3])]).is_refused(&[], "kv_lens of a packed batch");
     with(&[bounds("cu_seqlens", &[0, 4])]).is_refused(&[], "q is [1, 6, 4, 8]; accepted: (tokens, heads, dim)");
 }

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::support::{
-    Stored, data, gpu, numbers, program, ran, safetensors_of, safetensors_of_any, tensor, text, tilewise,
+    Numbers, Stored, data, gpu, numbers, program, ran, safetensors_of, safetensors_of_any, tensor, text, tilewise,
 };
 
 /// The file of real activations: its header says (batch, heads, seq, dim), its q, k, v and o lie in (batch, seq, heads, dim).
@@ -236,6 +236,86 @@ fn options_are_told() {
     let json = run_json(text(&input), &flags);
     assert_eq!((&json["window"], &json["softcap"]), (&serde_json::json!([2, 0]), &30.0.into()));
     assert_eq!(json["others"], serde_json::json!(["mask (attn_mask)"]));
+}
+
+/// The tensor with its second and third axes exchanged, of its shape and its numbers.
+fn swapped((name, shape, numbers): &Numbers) -> Numbers {
+    let [batch, a, b, dim] = shape[..] else { panic!("{shape:?}") };
+    let rows = (0..batch).flat_map(|n| (0..b).flat_map(move |j| (0..a).map(move |i| (n * a + i) * b + j)));
+    let moved = rows.flat_map(|row| numbers[row * dim..][..dim].iter().copied());
+    (name, vec![batch, b, a, dim], moved.collect())
+}
+
+#[test]
+fn files_of_the_other_order_of_axes() {
+    if !gpu() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (input, out) = (folder.path().join("in.safetensors"), folder.path().join("out.safetensors"));
+    let computed = |tensors: &[Numbers], flags: &[&str]| {
+        std::fs::write(&input, safetensors_of(tensors)).unwrap();
+        let json = run_json(text(&input), &[flags, &["--causal", "--out", text(&out)]].concat());
+        let file = std::fs::read(&out).unwrap();
+        (json, tensor(&file, "o"), tensor(&file, "lse"))
+    };
+    let qkv = [numbers("q", &[2, 4, 7, 8]), numbers("k", &[2, 2, 9, 8]), numbers("v", &[2, 2, 9, 5])];
+    let (json, (o_shape, o), (lse_shape, lse)) = computed(&qkv, &[]);
+    assert_eq!((&json["axes"], &json["layout"]), (&"bhsd".into(), &"bhsd".into()));
+    let o = ("o", o_shape, o);
+
+    // Its o and lse are accepted as expected ones: o in the file's order, lse always by heads.
+    let mut other = qkv.each_ref().map(swapped).to_vec();
+    other.extend([swapped(&o), ("lse", lse_shape.clone(), lse.clone())]);
+    let (json, written, lse_written) = computed(&other, &["--axes", "bshd"]);
+    assert_eq!((&json["axes"], &json["layout"]), (&"bshd".into(), &"bshd".into()));
+    assert_eq!(json["q"], serde_json::json!([2, 4, 7, 8]), "(batch, heads, length, dim)");
+    assert_eq!((error(&json, "max_abs_err"), error(&json, "max_abs_err_lse")), (0.0, 0.0));
+    let (_, shape, moved) = swapped(&o);
+    assert_eq!((written, lse_written), ((shape, moved), (lse_shape, lse)));
+
+    // Its numbers by heads, whatever the header says: found by its o, or said.
+    let mut odd: Vec<_> =
+        qkv.iter().chain([&o]).map(|tensor| (tensor.0, swapped(tensor).1, tensor.2.clone())).collect();
+    let (json, ..) = computed(&odd, &["--axes", "bshd"]);
+    assert_eq!((&json["layout"], &json["verdict"]), (&"bhsd".into(), &"reproduced".into()));
+    odd.pop();
+    let (_, written, _) = computed(&odd, &["--axes", "bshd", "--layout", "bhsd"]);
+    assert_eq!(written.1, swapped(&o).2);
+
+    // More heads than positions: a note, unless the order is said.
+    let many = ["q", "k", "v"].map(|name| numbers(name, &[1, 9, 2, 8]));
+    std::fs::write(&input, safetensors_of(&many)).unwrap();
+    let noted = tilewise(["run", text(&input)]);
+    assert!(noted.stderr.contains("q has 9 heads of length 2; --axes bshd reads"), "{noted:?}");
+    let silent = tilewise(["run", text(&input), "--axes", "bhsd"]);
+    assert!(!silent.stderr.contains("note: "), "{silent:?}");
+}
+
+#[test]
+fn the_error_gets_a_verdict() {
+    if !gpu() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("in.safetensors");
+    let tensors = qkv(&[1, 3], &[1, 3], &[1.0, 2.0, 4.0]);
+    for (o, verdict, words) in [
+        (7.0 / 3.0, "reproduced", "of the largest in o), mean"),
+        (7.01 / 3.0, "close", "close, but more than rounding"),
+        (2.0, "missed", "MISSED, something else was computed"),
+    ] {
+        let o = Stored::f32(("o", vec![1, 3, 1], vec![o; 3]));
+        std::fs::write(&input, safetensors_of_any(&[&tensors[..], &[o]].concat())).unwrap();
+        let json = run_json(text(&input), &[]);
+        assert_eq!(json["verdict"], verdict, "{json}");
+        assert!(error(&json, "max_abs_err_share") <= error(&json, "max_abs_err"), "{json}");
+        let told = tilewise(["run", text(&input)]).stdout;
+        assert!(told.contains(words), "{told}");
+    }
+    std::fs::write(&input, safetensors_of_any(&tensors)).unwrap();
+    let json = run_json(text(&input), &[]);
+    assert!(json["verdict"].is_null() && json["max_abs_err_share"].is_null(), "{json}");
 }
 
 #[test]
