@@ -2,11 +2,15 @@
 
 use core::fmt;
 use core::str::FromStr;
+use std::ffi::OsStr;
 
-use anyhow::{Context, Result, bail};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use anyhow::{Context, Result, anyhow, bail};
+use clap::builder::{EnumValueParser, PossibleValue, TypedValueParser};
+use clap::{Arg, Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
-use tilewise::{AdapterChoice, Attention, DType, Engine, EngineOptions, LimitsChoice, Path, reference};
+use tilewise::{
+    AdapterChoice, Attention, DType, Engine, EngineOptions, Error, GpuError, LimitsChoice, Path, reference,
+};
 
 use crate::bench::BenchArgs;
 use crate::plan::PlanArgs;
@@ -48,10 +52,10 @@ impl Command {
     }
 }
 
-/// What every command takes.
 /// What the flags of every command stand under in their help.
 const DEVICE: &str = "Device and output";
 
+/// What every command takes.
 #[derive(Debug, Args)]
 pub(crate) struct Common {
     /// Adapter: its number in `info`, part of its name, or `hardware` for any that isn't the CPU [default: a fast one]
@@ -67,6 +71,10 @@ pub(crate) struct Common {
     #[arg(long, global = true, help_heading = DEVICE)]
     no_subgroups: bool,
 }
+
+/// What to do where there is no adapter at all.
+const NO_DRIVER: &str = "this machine has no driver for one: on Linux scripts/vulkan.sh in tilewise's repository installs a \
+                         software one, which `tilewise info` then lists; `tilewise plan` needs none";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Limits {
@@ -101,7 +109,13 @@ impl Common {
         };
         let options =
             EngineOptions { adapter: self.choice(), limits, no_subgroups: self.no_subgroups, ..Default::default() };
-        Ok(Engine::open(&options)?)
+        Engine::open(&options).map_err(|error| match error {
+            Error::Gpu(error @ GpuError::NoAdapter(_)) if Engine::adapters().is_empty() => {
+                anyhow!("{error}; {NO_DRIVER}")
+            }
+            Error::Gpu(error @ GpuError::NoAdapter(_)) => anyhow!("{error}; `tilewise info` numbers them"),
+            error => error.into(),
+        })
     }
 }
 
@@ -185,7 +199,8 @@ pub(crate) struct Options {
     /// The corner that positions are counted from, of --causal, --window and ALiBi, where there are more or fewer keys than queries
     #[arg(long, value_enum, default_value_t)]
     pub(crate) align: Align,
-    /// Sliding window: the keys that a query sees to the left and to the right of its own; `none` or `-1` is no bound
+    /// Sliding window: how many keys a query sees to the left and to the right of its own. `255,0`: its own and the 255 before;
+    /// `none` or `-1` is no bound
     #[arg(long, value_name = "L,R", allow_hyphen_values = true)]
     pub(crate) window: Option<Window>,
     /// Factor of the dot products [default: 1/sqrt(head dim)]
@@ -239,25 +254,54 @@ impl Options {
 pub(crate) struct AttentionArgs {
     #[command(flatten)]
     pub(crate) options: Options,
-    /// Storage type of q, k, v and o [default: f32; of `run` what the file has, and f32 for o]
+    /// Type that q, k, v and o are stored in on the device; all is computed in f32 [default: f32; `run` keeps q, k and v in the
+    /// file's types]
     #[arg(long, value_enum)]
     pub(crate) dtype: Option<Dtype>,
-    /// How to compute it: `auto` (tiled) or `naive`, with the score matrix in device memory, for comparison
-    #[arg(long)]
-    path: Option<String>,
+    /// How to compute it [default: auto; `plan` and `bench` show both]
+    #[arg(long, value_parser = PathParser)]
+    path: Option<PathArg>,
+}
+
+/// A path as flags name it.
+#[derive(Debug, Clone, ValueEnum)]
+enum PathArg {
+    /// Tiled: no score matrix in device memory
+    Auto,
+    /// Three passes over score matrices in device memory, for comparison
+    Naive,
+    /// The name of one that is to come.
+    #[value(skip)]
+    NotBuilt(String),
+}
+
+/// Paths by name: those that aren't built yet are no slips of the pen, and told apart from them.
+#[derive(Debug, Clone)]
+struct PathParser;
+
+impl TypedValueParser for PathParser {
+    type Value = PathArg;
+
+    fn parse_ref(&self, command: &clap::Command, arg: Option<&Arg>, value: &OsStr) -> Result<PathArg, clap::Error> {
+        match value.to_str() {
+            Some(name) if name == "decode" || name.starts_with("split:") => Ok(PathArg::NotBuilt(name.to_string())),
+            _ => EnumValueParser::new().parse_ref(command, arg, value),
+        }
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(PathArg::value_variants().iter().filter_map(PathArg::to_possible_value)))
+    }
 }
 
 impl AttentionArgs {
     /// The path asked for, if one was.
     pub(crate) fn path(&self) -> Result<Option<Path>> {
-        match self.path.as_deref() {
+        match &self.path {
             None => Ok(None),
-            Some("auto") => Ok(Some(Path::Auto)),
-            Some("naive") => Ok(Some(Path::Naive)),
-            Some(path) if path == "decode" || path.starts_with("split:") => {
-                bail!("--path {path} isn't built yet; accepted: auto, naive")
-            }
-            Some(path) => bail!("--path {path}; accepted: auto, naive"),
+            Some(PathArg::Auto) => Ok(Some(Path::Auto)),
+            Some(PathArg::Naive) => Ok(Some(Path::Naive)),
+            Some(PathArg::NotBuilt(name)) => bail!("--path {name} isn't built yet; accepted: auto, naive"),
         }
     }
 }

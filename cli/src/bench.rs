@@ -36,7 +36,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1")]
     batch: Vec<usize>,
     /// Query heads
-    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1")]
+    #[arg(long, visible_alias = "q-heads", value_name = "N,..", value_delimiter = ',', default_value = "1")]
     heads: Vec<usize>,
     /// Key/value heads, which query heads share in groups [default: as many as query heads]
     #[arg(long, value_name = "N,..", value_delimiter = ',')]

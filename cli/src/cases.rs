@@ -173,7 +173,7 @@ impl CaseReport {
             Err(error) => {
                 let unsupported = matches!(error.downcast_ref(), Some(tilewise::Error::Unsupported { .. }));
                 let refused = unsupported || error.is::<Refused>();
-                (if refused { Status::Refused } else { Status::Error }, Some(format!("{error:#}")))
+                (if refused { Status::Refused } else { Status::Error }, Some(output::error_text(&error)))
             }
         };
         Self { name, status, dtype, errors, message }

@@ -2,11 +2,12 @@
 
 use anyhow::Result;
 use serde::Serialize;
-use tilewise::{Attention, Dims, Engine, Plan, Problem};
+use tilewise::{Attention, Dims, Engine, Path, Plan, Problem};
 
 use crate::args::Common;
 use crate::measure::bytes;
 use crate::output;
+use crate::plan::explain;
 
 /// The widths of a head that models have.
 const HEAD_DIMS: [usize; 5] = [64, 80, 128, 256, 512];
@@ -90,9 +91,9 @@ impl Report {
         let kernels = HEAD_DIMS.into_iter().map(|head_dim| {
             let problem = Problem::new(Dims::square(1, 1, 1024, head_dim), Attention::causal())?;
             // A device too small for a head says so in the row.
-            let (kernels, explain) = match Plan::new(&problem, &facts, tilewise::Path::Auto) {
-                Ok(plan) => (plan.kernels(), plan.explain()),
-                Err(error) => (Vec::new(), error.to_string()),
+            let (kernels, explain) = match Plan::new(&problem, &facts, Path::Auto) {
+                Ok(plan) => (plan.kernels(), explain(&plan, Path::Auto)),
+                Err(error) => (Vec::new(), output::error_text(&error.into())),
             };
             Ok(Kernel { head_dim, kernels, explain })
         });

@@ -25,7 +25,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             // One line, whatever drivers and parsers put into their messages.
-            let text = format!("{error:#}");
+            let text = output::error_text(&error);
             let words: Vec<_> = text.split_whitespace().collect();
             eprintln!("error: {}", output::printable(&words.join(" ")));
             ExitCode::FAILURE

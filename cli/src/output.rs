@@ -51,6 +51,28 @@ pub(crate) fn flops(count: u64) -> String {
     format!("{} {unit}", measure::digits(scaled))
 }
 
+/// An error and its causes, with sizes for people.
+pub(crate) fn error_text(error: &anyhow::Error) -> String {
+    let text = |cause: &(dyn core::error::Error + 'static)| match cause.downcast_ref() {
+        Some(tilewise::Error::Unsupported { what, needed, available }) => {
+            let [needed, available] = amounts(what, *needed, *available);
+            format!("this device can't do that: {what}: {needed} needed, {available} available")
+        }
+        _ => cause.to_string(),
+    };
+    error.chain().map(text).collect::<Vec<_>>().join(": ")
+}
+
+/// How much of something is needed and how much there is: in units for people if it is bytes and they tell the two apart.
+pub(crate) fn amounts(what: &str, needed: u64, available: u64) -> [String; 2] {
+    let [scaled_needed, scaled_available] = [needed, available].map(measure::bytes);
+    if what.starts_with("bytes") && scaled_needed != scaled_available {
+        [scaled_needed, scaled_available]
+    } else {
+        [needed, available].map(|count| count.to_string())
+    }
+}
+
 /// A file to be written at the end of a run, checked before it.
 #[derive(Debug)]
 pub(crate) struct OutFile(PathBuf);
@@ -103,5 +125,27 @@ fn folder(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_of_errors_are_for_people() {
+        let unsupported = |what: &str, needed, available| {
+            let error = tilewise::Error::Unsupported { what: what.to_string(), needed, available };
+            error_text(&anyhow::Error::from(error).context("file"))
+        };
+        let sizes = unsupported("bytes in one storage binding (q)", 268_435_456, 134_217_728);
+        assert_eq!(
+            sizes,
+            "file: this device can't do that: bytes in one storage binding (q): 256 MiB needed, 128 MiB available"
+        );
+        assert!(
+            unsupported("bytes in one buffer", 134_217_744, 134_217_728).contains("134217744 needed, 134217728 av")
+        );
+        assert!(unsupported("value_dim", 600, 512).contains("600 needed, 512 available"));
     }
 }

@@ -1,6 +1,6 @@
 //! `tilewise plan`: what a problem costs, tiled and naive, without running it.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
 use tilewise::{DeviceFacts, Dims, Error, Path, Plan, Problem, Storage};
@@ -21,7 +21,7 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     batch: usize,
     /// Query heads
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, visible_alias = "q-heads", value_name = "N", default_value_t = 1)]
     heads: usize,
     /// Key/value heads, which query heads share in groups [default: as many as query heads]
     #[arg(long, value_name = "N")]
@@ -85,7 +85,7 @@ impl Way {
                     .saturating_add(problem.output_bytes())
                     .saturating_add(plan.workspace_bytes()),
                 kernels: plan.kernels(),
-                explain: plan.explain(),
+                explain: explain(&plan, path),
             }),
             Err(Error::Unsupported { what, needed, available }) => {
                 Ok(Self::DoesNotFit { fits: false, reason: what, needed, available })
@@ -102,16 +102,21 @@ impl Way {
             Self::Fits { workspace_bytes, total_bytes, .. } => {
                 table.add_row([name, &bytes(*workspace_bytes), &bytes(*total_bytes), "fits"]);
             }
+            Self::DoesNotFit { .. } | Self::NotAvailable { .. } => {
+                table.add_row([name, "", "", &self.refusal().unwrap_or_default()]);
+            }
+        }
+    }
+
+    /// Why it can't be computed like this, if so.
+    fn refusal(&self) -> Option<String> {
+        match self {
+            Self::Fits { .. } => None,
             Self::DoesNotFit { reason, needed, available, .. } => {
-                let in_bytes = reason.contains("bytes");
-                let amount = |count: u64| if in_bytes { bytes(count) } else { count.to_string() };
-                let text =
-                    format!("does not fit: {reason}: needed {}, available {}", amount(*needed), amount(*available));
-                table.add_row([name, "", "", &text]);
+                let [needed, available] = output::amounts(reason, *needed, *available);
+                Some(format!("does not fit: {reason}: needed {needed}, available {available}"))
             }
-            Self::NotAvailable { reason, .. } => {
-                table.add_row([name, "", "", &format!("not available: {reason}")]);
-            }
+            Self::NotAvailable { reason, .. } => Some(format!("not available: {reason}")),
         }
     }
 
@@ -123,6 +128,21 @@ impl Way {
     }
 }
 
+/// What runs and why, without the bytes that the naive path would need: it may not be there for the problem at all.
+pub(crate) fn explain(plan: &Plan, path: Path) -> String {
+    match path {
+        Path::Auto => {
+            let whole = plan.explain();
+            whole.lines().filter(|line| !line.starts_with("workspace ")).collect::<Vec<_>>().join("\n")
+        }
+        Path::Naive => {
+            let scores = bytes(plan.workspace_bytes());
+            format!("{}\nthree passes, {scores} of scores in device memory", plan.kernels().join("\n"))
+        }
+    }
+}
+
+/// An error, besides what it prints, if the path asked for can't compute it; that is the tiled one unless another was named.
 pub(crate) fn run(args: &PlanArgs, common: &Common) -> Result<()> {
     let path = args.attention.path()?;
     let dims = Dims {
@@ -169,7 +189,17 @@ pub(crate) fn run(args: &PlanArgs, common: &Common) -> Result<()> {
         tiled: way(Path::Auto)?,
         naive: way(Path::Naive)?,
     };
-    if common.json { output::print_json(&report) } else { output::print(&report.text(&options.words())) }
+    if common.json {
+        output::print_json(&report)?
+    } else {
+        output::print(&report.text(&options.words()))?
+    }
+    let (name, way) = if path == Some(Path::Naive) { ("naive", &report.naive) } else { ("tiled", &report.tiled) };
+    if let Some(refusal) = way.as_ref().and_then(Way::refusal) {
+        let hint = if common.wants_adapter() { "" } else { "; --limits adapter plans for this machine's adapter" };
+        bail!("{name} attention {refusal}{hint}");
+    }
+    Ok(())
 }
 
 impl Report {

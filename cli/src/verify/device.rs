@@ -95,7 +95,7 @@ impl Outcomes {
             }
             Err(error) => {
                 outcome.worst = f64::INFINITY;
-                message = Some(format!("{case}: {error:#}"));
+                message = Some(format!("{case}: {}", output::error_text(&error)));
             }
         }
         if let Some(message) = message {

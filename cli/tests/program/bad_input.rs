@@ -266,7 +266,7 @@ fn more_than_fits() {
     wide.is_refused(&[], "value_dim (of any tiled kernel): 600 needed, 512 available");
     // No keys: a small file that asks for an o of 256 MiB, over the default limit of a binding.
     let asks = [numbers("q", &[1, 131_072, 1, 1]), numbers("k", &[1, 1, 0, 1]), numbers("v", &[1, 1, 0, 512])];
-    Bad::new(&safetensors_of(&asks)).is_refused(&["--limits", "default"], "268435456 needed, 134217728 available");
+    Bad::new(&safetensors_of(&asks)).is_refused(&["--limits", "default"], "256 MiB needed, 128 MiB available");
 }
 
 /// A name in a file can't command the terminal.
@@ -291,4 +291,7 @@ fn adapter_that_is_not_there() {
     let good = Bad::new(&safetensors_of(&qkv()));
     good.is_refused(&["--adapter", "no such adapter"], "no usable GPU adapter");
     good.is_refused(&["--adapter", "99"], "no usable GPU adapter");
+    if super::support::gpu() {
+        good.is_refused(&["--adapter", "99"], "`tilewise info` numbers them");
+    }
 }
