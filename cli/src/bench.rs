@@ -69,11 +69,11 @@ enum Kind {
     /// Attention, forward
     #[default]
     Forward,
-    /// Its gradients
+    /// Its gradients; not built yet
     Backward,
-    /// One query row against a long cache
+    /// One query row against a long cache; not built yet
     Decode,
-    /// Time to the first token
+    /// Time to the first token; not built yet
     Ttft,
     /// The plain product of two square matrices
     Matmul,
@@ -128,13 +128,20 @@ pub(crate) fn run(args: &BenchArgs, common: &Common) -> Result<()> {
     let info = engine.adapter_info();
     let (adapter, driver) = (info.name.clone(), format!("{} {}", info.driver, info.driver_info).trim().to_string());
 
+    let described = |spec: &Spec| format!("q_len {}, kv_len {}, {}", spec.q_len, spec.kv_len, spec.shape());
+    let refusals = specs.iter().map(|spec| refusal(&engine, spec, paths).with_context(|| described(spec)));
+    let refusals: Vec<_> = refusals.collect::<Result<_>>()?;
+    if let (Some(Some(reason)), true) = (refusals.first(), refusals.iter().all(Option::is_some)) {
+        bail!("nothing to measure: every row is refused, the first: {reason}");
+    }
+
     let progress = Progress::new();
     let roofline = Roofline::measure(&engine, &progress)?;
     let bench = Bench { engine: &engine, roofline: &roofline, paths, reps: args.reps, progress: &progress, software };
     let measured = specs.iter().map(|spec| {
         let row =
             if spec.kind == Kind::Matmul { product::measure(&bench, spec) } else { attention::measure(&bench, spec) };
-        row.with_context(|| format!("q_len {}, kv_len {}, {}", spec.q_len, spec.kv_len, spec.shape()))
+        row.with_context(|| described(spec))
     });
     let rows: Vec<Row> = measured.collect::<Result<_>>()?;
     drop(progress);
@@ -157,6 +164,20 @@ pub(crate) fn run(args: &BenchArgs, common: &Common) -> Result<()> {
         file.write(plot::svg(&report)?.as_bytes())?;
     }
     if common.json { output::print_json(&report) } else { output::print(&report.table()) }
+}
+
+/// Why nothing would run for a row, if so: to be told before minutes of measuring.
+fn refusal(engine: &Engine, spec: &Spec, paths: Paths) -> Result<Option<String>> {
+    let naive = paths == Paths::Naive;
+    if spec.kind == Kind::Matmul {
+        return Ok(naive.then(|| product::NO_NAIVE.to_string()));
+    }
+    let problem = spec.problem()?;
+    if naive {
+        return Ok(attention::naive_plan(engine, &problem)?.err());
+    }
+    engine.plan(&problem)?;
+    Ok(None)
 }
 
 impl BenchArgs {

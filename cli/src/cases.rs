@@ -132,8 +132,7 @@ pub(crate) fn run(folder: &Path, args: &VerifyArgs, common: &Common) -> Result<b
     let mut reports = Vec::new();
     for (index, (name, case)) in chosen.iter().enumerate() {
         let Some(dtype) = format.dtype(case, args) else { continue };
-        progress.stage(name.clone());
-        progress.done(index as f64 / chosen.len() as f64);
+        progress.stage_at(index as f64 / chosen.len() as f64, name.clone());
         reports.push(CaseReport::new(name.clone(), dtype, format.check(&runner, case)));
     }
     drop(progress);

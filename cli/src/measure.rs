@@ -1,9 +1,13 @@
 //! Measuring: wall and CPU time, medians, the process's memory; and input that is the same everywhere.
 
+use std::cell::{Cell, RefCell};
+use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
 use cpu_time::ProcessTime;
 use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::output;
 
 /// What a piece of work took.
 #[derive(Debug, Clone, Copy)]
@@ -131,9 +135,39 @@ pub(crate) fn caught<T>(device: &wgpu::Device, calls: impl FnOnce() -> T) -> any
     first.map_or(Ok(value), |error| Err(error.into()))
 }
 
-/// A bar on the terminal, with the time left; nothing where stderr isn't a terminal.
+/// What long work is at: a bar on the terminal, with the time left, or now and then a line where stderr isn't one.
 #[derive(Debug)]
-pub(crate) struct Progress(ProgressBar);
+pub(crate) struct Progress {
+    bar: ProgressBar,
+    lines: Option<Lines>,
+}
+
+/// When to write which line.
+#[derive(Debug)]
+struct Lines {
+    stage: RefCell<String>,
+    next: Cell<Instant>,
+}
+
+impl Lines {
+    /// Work shorter than this needs no line.
+    const FIRST: Duration = Duration::from_secs(1);
+    const INTERVAL: Duration = Duration::from_secs(10);
+
+    fn new(now: Instant) -> Self {
+        Self { stage: RefCell::default(), next: Cell::new(now + Self::FIRST) }
+    }
+
+    /// The line, if it is time for one.
+    fn due(&self, now: Instant, part: Option<f64>) -> Option<String> {
+        if now < self.next.get() {
+            return None;
+        }
+        self.next.set(now + Self::INTERVAL);
+        let part = part.map(|part| format!(", {:.0}% done", 100.0 * part)).unwrap_or_default();
+        Some(format!("{}{part}", self.stage.borrow()))
+    }
+}
 
 impl Progress {
     const PARTS: u64 = 10_000;
@@ -144,25 +178,48 @@ impl Progress {
             bar.set_style(style.progress_chars("=> "));
         }
         bar.enable_steady_tick(Duration::from_millis(250));
-        Self(bar)
+        let lines = (!io::stderr().is_terminal()).then(|| Lines::new(Instant::now()));
+        Self { bar, lines }
     }
 
     /// Begins a piece of work.
     pub(crate) fn stage(&self, name: impl Into<String>) {
-        self.0.reset();
-        self.0.set_message(name.into());
+        self.begin(name.into());
+        self.line(None);
     }
 
-    /// The part of it that is done, from 0 to 1.
+    /// Likewise, so far into the whole.
+    pub(crate) fn stage_at(&self, part: f64, name: impl Into<String>) {
+        self.begin(name.into());
+        self.done(part);
+    }
+
+    fn begin(&self, name: String) {
+        if let Some(lines) = &self.lines {
+            lines.stage.replace(name.clone());
+        }
+        self.bar.reset();
+        self.bar.set_message(name);
+    }
+
+    /// The part that is done, from 0 to 1.
     pub(crate) fn done(&self, part: f64) {
+        let part = part.clamp(0.0, 1.0);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped")]
-        self.0.set_position((part.clamp(0.0, 1.0) * Self::PARTS as f64) as u64);
+        self.bar.set_position((part * Self::PARTS as f64) as u64);
+        self.line(Some(part));
+    }
+
+    fn line(&self, part: Option<f64>) {
+        if let Some(line) = self.lines.as_ref().and_then(|lines| lines.due(Instant::now(), part)) {
+            eprintln!("{}", output::printable(&line));
+        }
     }
 }
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        self.0.finish_and_clear();
+        self.bar.finish_and_clear();
     }
 }
 
@@ -224,6 +281,19 @@ mod tests {
         assert_eq!(seconds(0.0015), "1.5 ms");
         assert_eq!(seconds(250.2), "4 min 10 s");
         assert_eq!(digits(0.0), "0");
+    }
+
+    #[test]
+    fn lines_come_now_and_then() {
+        let start = Instant::now();
+        let at = |seconds: u64| start + Duration::from_secs(seconds);
+        let lines = Lines::new(start);
+        lines.stage.replace("checking".to_string());
+        assert_eq!(lines.due(start, None), None);
+        assert_eq!(lines.due(at(2), None), Some("checking".to_string()));
+        assert_eq!(lines.due(at(11), Some(0.5)), None);
+        assert_eq!(lines.due(at(12), Some(0.5)), Some("checking, 50% done".to_string()));
+        assert_eq!(lines.due(at(13), Some(0.6)), None);
     }
 
     #[test]

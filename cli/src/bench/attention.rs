@@ -44,7 +44,19 @@ pub(super) fn measure(bench: &Bench<'_>, spec: &Spec) -> Result<Row> {
     let problem = spec.problem()?;
     let dims = problem.dims();
     // What can't run is refused before gigabytes of inputs are made for it.
-    let plan = bench.engine.plan(&problem)?;
+    let tiled_plan = match bench.paths {
+        Paths::Naive => None,
+        _ => Some(bench.engine.plan(&problem)?),
+    };
+    let naive_plan = match bench.paths {
+        Paths::Tiled => Err(NOT_ASKED_FOR.to_string()),
+        _ => naive_plan(bench.engine, &problem)?,
+    };
+    if let (None, Err(refused)) = (&tiled_plan, &naive_plan) {
+        let (flops, refused) = (problem.flops(), refused.clone());
+        let naive = Some(Outcome::Refused { refused });
+        return Ok(Row { spec: *spec, flops, tiled: None, naive, max_abs_diff: 0.0, compared: "nothing ran".into() });
+    }
     bench.progress.stage(format!("{}: making inputs", spec.lengths()));
     let qkv = check::random(&problem);
     let upload = |data: &Numbers, heads, len, dim| data.upload(bench.engine, &[dims.batch, heads, len, dim]);
@@ -57,13 +69,10 @@ pub(super) fn measure(bench: &Bench<'_>, spec: &Spec) -> Result<Row> {
         host: HostInputs::of(qkv),
     };
 
-    let tiled = match bench.paths {
-        Paths::Naive => None,
-        _ => Some(run(bench, &data, &plan, Path::Auto, None)?),
-    };
-    let naive = match bench.paths {
-        Paths::Tiled => Err(NOT_ASKED_FOR.to_string()),
-        _ => naive(bench, &data, tiled.as_ref())?,
+    let tiled = tiled_plan.map(|plan| run(bench, &data, &plan, Path::Auto, None)).transpose()?;
+    let naive = match naive_plan {
+        Ok(plan) => naive(bench, &data, &plan, tiled.as_ref())?,
+        Err(refused) => Err(refused),
     };
 
     let to_reference = |ran: &Ran| format!("with the f64 reference, {} rows", ran.checked.rows);
@@ -93,22 +102,31 @@ pub(super) fn measure(bench: &Bench<'_>, spec: &Spec) -> Result<Row> {
     })
 }
 
-/// The naive path, or why there is none: it has no such option, or the score matrix is more than the device holds.
-fn naive(bench: &Bench<'_>, data: &Data<'_>, tiled: Option<&Ran>) -> Result<Result<Ran, String>> {
-    let scores = measure::bytes(data.problem.score_bytes());
-    let plan = match bench.engine.plan_by(Path::Naive, &data.problem) {
-        Ok(plan) => plan,
-        Err(Error::Unsupported { what, needed, available }) if needed == data.problem.score_bytes() => {
-            let holder = if what.contains("binding") { "binding" } else { "buffer" };
-            return Ok(Err(format!("needs {scores} of scores, one {holder} holds {}", measure::bytes(available))));
+/// The naive plan, or why there is none: it has no such option, or the score matrix is more than the device holds.
+pub(super) fn naive_plan(engine: &Engine, problem: &Problem) -> Result<Result<Plan, String>> {
+    match engine.plan_by(Path::Naive, problem) {
+        Ok(plan) => Ok(Ok(plan)),
+        Err(Error::Unsupported { what, needed, available }) if needed == problem.score_bytes() => {
+            let holder = match what.as_str() {
+                what if what.contains("binding") => "one binding holds",
+                what if what.contains("buffer") => "one buffer holds",
+                _ => "u32 indexes",
+            };
+            let [scores, available] = [needed, available].map(measure::bytes);
+            Ok(Err(format!("needs {scores} of scores, {holder} {available}")))
         }
-        Err(Error::Invalid(reason)) => return Ok(Err(reason)),
-        Err(error) => return Err(error.into()),
-    };
-    match run(bench, data, &plan, Path::Naive, tiled) {
+        Err(Error::Invalid(reason)) => Ok(Err(reason)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The naive path, unless the device has too little memory for it.
+fn naive(bench: &Bench<'_>, data: &Data<'_>, plan: &Plan, tiled: Option<&Ran>) -> Result<Result<Ran, String>> {
+    match run(bench, data, plan, Path::Naive, tiled) {
         Ok(ran) => Ok(Ok(ran)),
         Err(error) => match error.downcast_ref() {
             Some(Error::Gpu(GpuError::OutOfMemory(_))) => {
+                let scores = measure::bytes(data.problem.score_bytes());
                 Ok(Err(format!("needs {scores} of scores, which the device couldn't allocate")))
             }
             _ => Err(error),

@@ -3,11 +3,14 @@
 use anyhow::{Result, ensure};
 use tilewise::reference;
 
+use super::Bench;
 use super::attention::reps;
 use super::check::{Checked, PRODUCT_ROWS, spread};
-use super::row::{Measured, MemoryWatch, Outcome, Row, Spec};
-use super::{Bench, Paths};
+use super::row::{Measured, MemoryWatch, Row, Spec};
 use crate::measure::{self, Stopwatch};
+
+/// Why there is nothing to measure on the naive path.
+pub(super) const NO_NAIVE: &str = "a matrix product has no naive path";
 
 /// From here on one run is enough.
 const LONG_SECONDS: f64 = 10.0;
@@ -16,11 +19,6 @@ pub(super) fn measure(bench: &Bench<'_>, spec: &Spec) -> Result<Row> {
     let Bench { engine, progress, .. } = *bench;
     let n = spec.q_len;
     let flops = (n as u64).saturating_pow(3).saturating_mul(2);
-    let refused = |refused: &str| Some(Outcome::Refused { refused: refused.to_string() });
-    if bench.paths == Paths::Naive {
-        let naive = refused("a matrix product has no naive path");
-        return Ok(Row { spec: *spec, flops, tiled: None, naive, max_abs_diff: 0.0, compared: "nothing ran".into() });
-    }
     progress.stage(format!("{n}: making matrices"));
     let (a_host, b_host) = (measure::normal(1, n * n), measure::normal(2, n * n));
     let (a, b) = (engine.upload(&a_host, [n, n])?, engine.upload(&b_host, [n, n])?);

@@ -35,8 +35,8 @@ pub(super) fn method(kind: Kind, software: bool) -> Vec<String> {
     lines.push(match kind {
         Kind::Matmul => "max |diff|: with the f64 reference, on the elements where 8 rows and 8 columns meet.",
         _ => {
-            "max |diff|: between tiled and naive, all rows, where both ran. Each is held against the f64 reference besides, on 16 \
-             rows, and against rows left out."
+            "max |diff|: between tiled and naive, over all rows, where both ran; (f64): with the f64 reference, on 16 rows, where one \
+             did. Each is held against the f64 reference besides, and against rows left out."
         }
     });
     lines.into_iter().map(str::to_string).collect()
@@ -102,7 +102,8 @@ impl Report {
         table.set_header(header);
         for row in rows {
             // The difference belongs to both: on the last line.
-            let diff = format!("{:.1e}", row.max_abs_diff);
+            let alone = row.spec.kind != Kind::Matmul && (row.tiled.is_none() || row.naive_measured().is_none());
+            let diff = format!("{:.1e}{}", row.max_abs_diff, if alone { " (f64)" } else { "" });
             let mut length = row.spec.lengths();
             if let Some(tiled) = &row.tiled {
                 let last = if row.naive_measured().is_some() { "" } else { &diff };
@@ -145,7 +146,7 @@ impl Report {
         let mut text = String::from(
             "adapter,driver,kind,dtype,batch,heads,kv_heads,q_len,kv_len,head_dim,value_dim,causal,window,softcap,path,seconds,cpu_seconds,\
              reps,gflops,fma_share,fma_gflops,copy_gbps,extra_bytes,workspace_bytes,peak_bytes,allocator_bytes,\
-             process_growth_bytes,max_abs_diff,kernel,refused\n",
+             process_growth_bytes,max_abs_diff,kernel,refused,compared\n",
         );
         for row in &self.rows {
             if let Some(tiled) = &row.tiled {
@@ -202,6 +203,7 @@ impl Report {
                 fields.push(quoted(refused));
             }
         }
+        fields.push(or_empty(result.is_ok().then(|| quoted(&row.compared))));
         fields.join(",") + "\n"
     }
 }

@@ -114,13 +114,12 @@ pub(super) fn run(dtype: Dtype, common: &Common) -> Result<bool> {
     let problems = problems();
     let steps = problems.len() + GROUPS.len();
     for (index, problem) in problems.into_iter().enumerate() {
-        progress.stage(format!("head_dim {}", problem.0.head_dim));
-        progress.done(index as f64 / steps as f64);
+        progress.stage_at(index as f64 / steps as f64, format!("kernels for head_dim {}", problem.0.head_dim));
         attention(&engine, &plain, problem, &mut outcomes)?;
     }
     for (index, group) in GROUPS.iter().enumerate() {
-        progress.stage(group.name);
-        progress.done((steps - GROUPS.len() + index) as f64 / steps as f64);
+        let part = (steps - GROUPS.len() + index) as f64 / steps as f64;
+        progress.stage_at(part, format!("options: {}", group.name));
         for problem in Group::problems() {
             attention(&engine, group, problem, &mut outcomes)?;
         }

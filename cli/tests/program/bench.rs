@@ -4,6 +4,24 @@ use serde_json::json;
 
 use super::support::{gpu, tilewise};
 
+/// Told at once, not after the roofline's measurement: that is what takes long, and writes lines where no terminal is.
+#[test]
+fn rows_that_are_all_refused_are_an_error() {
+    if !gpu() {
+        return;
+    }
+    for (args, reason) in [
+        (["bench", "--path=naive", "--q-len=131072,262144"], "the first: needs 64 GiB of scores, u32 indexes 16 GiB"),
+        (["bench", "--path=naive", "--window=1,0"], "the first: the naive path with a window"),
+        (["bench", "--path=naive", "--kind=matmul"], "the first: a matrix product has no naive path"),
+        (["bench", "--value-dim=600", "--json"], "value_dim (of any tiled kernel): 600 needed, 512 available"),
+    ] {
+        let ran = tilewise(args);
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(1), ""), "{ran:?}");
+        assert!(ran.error().contains(reason) && !ran.stderr.contains("measuring"), "{ran:?}");
+    }
+}
+
 #[test]
 fn a_row_in_f16_with_a_window_and_a_softcap() {
     if !gpu() {
@@ -30,6 +48,8 @@ fn a_row_in_f16_with_a_window_and_a_softcap() {
     let [max_abs_err, tolerance] = ["max_abs_err", "tolerance"].map(|key| tiled[key].as_f64().unwrap());
     assert!(max_abs_err <= tolerance && (1e-5..1e-2).contains(&tolerance), "{row}");
     assert!(tiled["kernel"].as_str().unwrap().contains("out=f16"), "{row}");
+    assert!(ran.stderr.contains("measuring this machine's multiply-add rate, "), "{ran:?}");
+    assert_eq!(row["compared"], "with the f64 reference, 16 rows");
     let refused = row["naive"]["refused"].as_str().unwrap();
     assert!(refused.contains("storage other than f32, a window, a softcap"), "{refused}");
 }
