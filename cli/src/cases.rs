@@ -180,13 +180,15 @@ impl CaseReport {
 }
 
 impl Report {
+    /// Cases that a line names; JSON has them all.
+    const NAMES: usize = 3;
+
     fn text(&self) -> String {
-        let mut text = String::new();
+        let mut text = self.refusals();
         for CaseReport { name, status, message, .. } in &self.cases {
             let status = match status {
-                Status::Pass => continue,
+                Status::Pass | Status::Refused => continue,
                 Status::Fail => "FAIL",
-                Status::Refused => "refused",
                 Status::Error => "ERROR",
             };
             text += &format!("{status:<8} {}: {}\n", printable(name), printable(first_line(message.as_deref())));
@@ -197,6 +199,25 @@ impl Report {
             text += "Gradients aren't built yet; --outputs forward checks o and lse.\n";
         }
         text
+    }
+
+    /// A line for each reason that cases were refused for: there may be many of one.
+    fn refusals(&self) -> String {
+        let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
+        for case in self.cases.iter().filter(|case| case.status == Status::Refused) {
+            let reason = first_line(case.message.as_deref());
+            match reasons.iter_mut().find(|(other, _)| *other == reason) {
+                Some((_, names)) => names.push(&case.name),
+                None => reasons.push((reason, vec![&case.name])),
+            }
+        }
+        let line = |(reason, names): (&str, Vec<&str>)| {
+            let few = names.iter().take(Self::NAMES).copied().collect::<Vec<_>>().join(", ");
+            let more = names.len().saturating_sub(Self::NAMES);
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            format!("refused  {}: {}{more}\n", printable(reason), printable(&few))
+        };
+        reasons.into_iter().map(line).collect()
     }
 }
 
