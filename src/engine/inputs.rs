@@ -96,7 +96,8 @@ pub struct Inputs<'a> {
     pub bias: Option<&'a Tensor>,
     /// True where the query may attend, of the same shape.
     pub mask: Option<&'a Mask>,
-    /// For each row the first key it may see and the one past the last, u32, dense: `(batch|1, q_heads|1, q_len, 2)`. Documents packed
+    /// For each row the first key it may see and the one past the last, u32, dense: `(batch|1, q_heads|1, q_len, 2)`. Ends past the
+    /// last key mean the last; a row whose end isn't above its first sees none. Documents packed
     /// into one sequence, prefixes, any mask that is an interval in each row, without n×n memory. Of a packed batch `(1, q_heads|1,
     /// total_q, 2)`, counted within the sequence.
     pub ranges: Option<&'a Tensor>,

@@ -242,6 +242,23 @@ impl Engine {
     /// # Ok(()) }
     /// ```
     ///
+    /// Causal: row `i` sees the keys `0..=i` of all, so `0..i + 1 - start` of the chunk that begins at key `start`.
+    ///
+    /// ```no_run
+    /// # use tilewise::{Attention, Engine, Inputs};
+    /// # fn main() -> tilewise::Result<()> {
+    /// # let engine = Engine::new()?;
+    /// # let (q, chunk_k, chunk_v) = (vec![0.1f32; 256 * 64], vec![0.1f32; 64 * 64], vec![0.1f32; 64 * 64]);
+    /// let q = engine.upload(&q, [1, 1, 256, 64])?;
+    /// let start = 128; // a chunk of 64 keys, of 256
+    /// let (k, v) = (engine.upload(&chunk_k, [1, 1, 64, 64])?, engine.upload(&chunk_v, [1, 1, 64, 64])?);
+    /// let ranges: Vec<u32> = (0..256u32).flat_map(|i| [0, (i + 1).saturating_sub(start).min(64)]).collect();
+    /// let ranges = engine.upload(&ranges, [1, 1, 256, 2])?;
+    /// let inputs = Inputs { ranges: Some(&ranges), ..Inputs::new(&q, &k, &v) };
+    /// let part = engine.attention_with(&inputs, &Attention::full())?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Invalid`] for states of different shapes or engines; else as [`Engine::attention`].
     pub fn merge(&self, a: &AttentionOutput, b: &AttentionOutput) -> Result<AttentionOutput> {

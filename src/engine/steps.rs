@@ -151,7 +151,8 @@ pub(super) fn as_matrices(name: &str, tensor: &Tensor) -> Result<Tensor> {
     (rank..4).try_fold(tensor.clone(), |tensor, _| tensor.unflatten(0, 1))
 }
 
-pub(super) fn to_i32(value: i64) -> Result<i32> {
+pub(super) fn to_i32(value: impl Into<i128>) -> Result<i32> {
+    let value = value.into();
     i32::try_from(value).map_err(|_| Error::invalid(format!("{value}; accepted: within {}..={}", i32::MIN, i32::MAX)))
 }
 
@@ -179,11 +180,8 @@ fn naive_steps(
     };
     // Row i of the scores sees the keys j <= i + diagonal.
     let causal = problem.attention.is_causal();
-    let offset = match problem.attention.align {
-        Align::BottomRight => kv_len as i64 - q_len as i64,
-        Align::TopLeft => 0,
-    };
-    let diagonal = to_i32(if causal { offset } else { kv_len as i64 })?;
+    let diagonal = if causal { problem.attention.align.offset(q_len as i128, kv_len as i128) } else { kv_len as i128 };
+    let diagonal = to_i32(diagonal)?;
     let product = |variant, tensors, n, k, alpha| Product { variant, tensors, m: q_len, n, k, diagonal, alpha };
     let mut steps = product(scores, [q, k, &s], kv_len, head_dim, problem.softmax_scale()).steps(gpu)?;
     steps.push(softmax_step(gpu, softmax, &s, lse, [batch * q_heads, q_len, kv_len], diagonal)?);

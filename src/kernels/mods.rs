@@ -7,7 +7,7 @@ use wgpu::naga;
 use wgpu::naga::valid::GlobalUse;
 
 use crate::error::{Error, Result};
-use crate::problem::{Attention, MaskMod, ScoreMod};
+use crate::problem::{Attention, MaskMod, ModText, ScoreMod};
 use crate::shader::{Expanded, Library, Recipe, words};
 
 const SCORE_MOD: Slot =
@@ -46,9 +46,7 @@ impl ScoreMod {
     /// # Errors
     /// [`Error::Invalid`] with naga's message and the line of `wgsl` that it is about.
     pub fn new(wgsl: &str) -> Result<Self> {
-        let text = Arc::from(wgsl);
-        check(&[(&SCORE_MOD, &text)])?;
-        Ok(Self(text))
+        check(&SCORE_MOD, wgsl).map(Self)
     }
 }
 
@@ -77,15 +75,22 @@ impl MaskMod {
     /// # Errors
     /// As [`ScoreMod::new`].
     pub fn new(wgsl: &str) -> Result<Self> {
-        let text = Arc::from(wgsl);
-        check(&[(&MASK_MOD, &text)])?;
-        Ok(Self(text))
+        check(&MASK_MOD, wgsl).map(Self)
     }
 }
 
-/// Whether two mods, each sound by itself, are so together: a name may be defined by both.
-pub(crate) fn check_both(score_mod: &ScoreMod, mask_mod: &MaskMod) -> Result<()> {
-    check(&[(&SCORE_MOD, &score_mod.0), (&MASK_MOD, &mask_mod.0)])
+/// Whether mods, each sound by itself, are so together: a name that one declares must mean nothing else in the other.
+pub(crate) fn check_together(options: &Attention) -> Result<()> {
+    let (Some(ScoreMod(score_mod)), Some(MaskMod(mask_mod))) = (&options.score_mod, &options.mask_mod) else {
+        return Ok(());
+    };
+    let clash = |a: &ModText, b: &ModText| a.declares.intersection(&b.says).next().cloned();
+    match clash(score_mod, mask_mod).or_else(|| clash(mask_mod, score_mod)) {
+        Some(name) => Err(Error::invalid(format!(
+            "score_mod and mask_mod both say {name}, which one of them declares; accepted: names of its own in each"
+        ))),
+        None => Ok(()),
+    }
 }
 
 struct Slot {
@@ -115,7 +120,11 @@ const DIRECTIVES: [&str; 3] = ["enable", "requires", "diagnostic"];
 /// Words that a declaration begins with, and its name follows.
 const DECLARES: [&str; 4] = ["fn", "const", "alias", "struct"];
 
-fn check_words(slot: &Slot, text: &str) -> Result<()> {
+/// What the kernel's functions for mods read. Their layout is no interface: it changes between versions.
+const INTERNAL: [&str; 3] = ["params", "extra", "extras"];
+
+/// Reads a text word by word, and refuses what naga would let pass.
+fn check_words(slot: &Slot, text: &str) -> Result<ModText> {
     // WGSL ends lines, and so comments, at these too, and we don't.
     let odd = |char: char| {
         (char.is_control() && !"\n\t".contains(char)) || matches!(char, '\u{85}' | '\u{2028}' | '\u{2029}')
@@ -126,6 +135,7 @@ fn check_words(slot: &Slot, text: &str) -> Result<()> {
             slot.name
         )));
     }
+    let mut known = ModText { wgsl: text.into(), declares: BTreeSet::new(), says: BTreeSet::new(), has_loops: false };
     let (mut depth, mut declares) = (0_usize, false);
     for (line, word) in words(slot.name, text) {
         let refuse = |why: &str| Err(Error::invalid(format!("{}, line {line}: {why}", slot.name)));
@@ -144,14 +154,22 @@ fn check_words(slot: &Slot, text: &str) -> Result<()> {
         if depth == 0 && declares && word != slot.name && said_by_the_kernel().contains(&word) {
             return refuse(&format!("the name {word}, which the kernel uses; accepted: any other"));
         }
+        if INTERNAL.contains(&word.as_str()) {
+            return refuse(&format!("{word} of the kernel; accepted: its parameters and data_f32, data_u32, data_i32"));
+        }
+        if depth == 0 && declares && word != slot.name {
+            known.declares.insert(word.clone());
+        }
+        known.has_loops |= matches!(word.as_str(), "for" | "while" | "loop");
         declares = DECLARES.contains(&word.as_str());
         match word.as_str() {
             "{" => depth += 1,
             "}" => depth = depth.saturating_sub(1),
             _ => {}
         }
+        known.says.insert(word);
     }
-    Ok(())
+    Ok(known)
 }
 
 /// Every word of the kernel and of whatever it may include.
@@ -164,34 +182,31 @@ fn said_by_the_kernel() -> &'static BTreeSet<String> {
     })
 }
 
-/// Whether a mod of these options may run for long: llvmpipe counts a mod's loops as the kernel's.
+/// Whether a mod of these options may run for long.
 pub(crate) fn have_loops(options: &Attention) -> bool {
-    let texts = [options.score_mod.as_ref().map(|it| &it.0), options.mask_mod.as_ref().map(|it| &it.0)];
-    let loops = |word: String| matches!(word.as_str(), "for" | "while" | "loop");
-    texts.into_iter().flatten().any(|text| words("", text).any(|(_, word)| loops(word)))
+    options.score_mod.as_ref().is_some_and(|it| it.0.has_loops)
+        || options.mask_mod.as_ref().is_some_and(|it| it.0.has_loops)
 }
 
-fn check(mods: &[(&Slot, &Arc<str>)]) -> Result<()> {
-    for (slot, text) in mods {
-        check_words(slot, text)?;
-    }
+/// Checks a text by its words, and by naga within the kernel.
+fn check(slot: &Slot, text: &str) -> Result<Arc<ModText>> {
+    let known = check_words(slot, text)?;
     let plain = Recipe::new("flash_fwd").spec("MASK_MOD", true);
-    let recipe = mods.iter().fold(plain.clone(), |recipe, (slot, text)| recipe.text(slot.name, text));
-    let before = parse(&plain, mods)?;
-    let after = parse(&recipe, mods)?;
-    let slots = mods.iter().map(|(slot, _)| slot.name).collect::<Vec<_>>().join(" and ");
+    let before = parse(&plain, slot, text)?;
+    let after = parse(&plain.text(slot.name, &known.wgsl), slot, text)?;
     if after.module.global_variables.len() != before.module.global_variables.len()
         || after.module.entry_points.len() != before.module.entry_points.len()
         || after.module.overrides.len() != before.module.overrides.len()
     {
         return Err(Error::invalid(format!(
-            "{slots}: a variable, override or entry point of its own; accepted: functions, constants, types"
+            "{}: a variable, override or entry point of its own; accepted: functions, constants, types",
+            slot.name
         )));
     }
     let own: BTreeSet<_> = before.module.functions.iter().filter_map(|(_, function)| function.name.clone()).collect();
     for (handle, function) in after.module.functions.iter() {
         let name = function.name.clone().unwrap_or_default();
-        if own.contains(&name) && !mods.iter().any(|(slot, _)| slot.name == name) {
+        if own.contains(&name) && slot.name != name {
             continue;
         }
         for (variable, global) in after.module.global_variables.iter() {
@@ -200,21 +215,22 @@ fn check(mods: &[(&Slot, &Arc<str>)]) -> Result<()> {
             // data_* reads these.
             if used != GlobalUse::empty() && !matches!(name_of, "params" | "extras") {
                 return Err(Error::invalid(format!(
-                    "{slots}: {name} uses {name_of} of the kernel; accepted: its parameters and data_f32, data_u32, data_i32"
+                    "{}: {name} uses {name_of} of the kernel; accepted: its parameters and data_f32, data_u32, data_i32",
+                    slot.name
                 )));
             }
         }
     }
-    Ok(())
+    Ok(Arc::new(known))
 }
 
-fn parse(recipe: &Recipe, mods: &[(&Slot, &Arc<str>)]) -> Result<Parsed> {
+fn parse(recipe: &Recipe, slot: &Slot, text: &str) -> Result<Parsed> {
     let expanded = recipe.expand(Library::EMBEDDED)?;
     let source = &expanded.text;
     let module = naga::front::wgsl::parse_str(source).map_err(|error| {
         let line = error.location(source).map(|at| at.line_number);
         let span = error.labels().next().map(|(_, label)| label.to_owned()).unwrap_or_default();
-        explain(&expanded, mods, line, &format!("{} {span}", error.message()))
+        explain(&expanded, slot, text, line, &format!("{} {span}", error.message()))
     })?;
     let mut validator = naga::valid::Validator::new(
         naga::valid::ValidationFlags::all(),
@@ -229,25 +245,23 @@ fn parse(recipe: &Recipe, mods: &[(&Slot, &Arc<str>)]) -> Result<Parsed> {
             message += &format!(": {inner}");
             cause = inner.source();
         }
-        explain(&expanded, mods, line, &message)
+        explain(&expanded, slot, text, line, &message)
     })?;
     Ok(Parsed { module, info })
 }
 
 /// The error about a line of the whole text, told by the line of the user's.
-fn explain(expanded: &Expanded, mods: &[(&Slot, &Arc<str>)], line: Option<u32>, message: &str) -> Error {
+fn explain(expanded: &Expanded, slot: &Slot, text: &str, line: Option<u32>, message: &str) -> Error {
     let origin = line.and_then(|line| expanded.origin(line as usize));
     let message = message.trim();
-    let of_user =
-        origin.and_then(|origin| Some((mods.iter().find(|(slot, _)| slot.name == origin.file)?, origin.line)));
-    if let Some(((slot, text), line)) = of_user {
-        let code = text.lines().nth(line as usize - 1).unwrap_or_default().trim();
-        return Error::invalid(format!("{}, line {line}: {message}\n  {code}", slot.name));
+    if let Some(origin) = origin.filter(|origin| origin.file == slot.name) {
+        let code = text.lines().nth(origin.line as usize - 1).unwrap_or_default().trim();
+        return Error::invalid(format!("{}, line {}: {message}\n  {code}", slot.name, origin.line));
     }
     // The kernel itself is sound: what it meets isn't what it calls, or is cut short.
-    let signatures = mods.iter().map(|(slot, _)| format!("`{}`", slot.signature)).collect::<Vec<_>>().join(", ");
     Error::invalid(format!(
-        "the user's WGSL doesn't fit the kernel: {message}; accepted: text that defines {signatures}"
+        "the user's WGSL doesn't fit the kernel: {message}; accepted: text that defines `{}`",
+        slot.signature
     ))
 }
 
@@ -342,6 +356,8 @@ mod tests {
             ("", "return sh_p[0].x;"),
             ("fn sneak() -> f32 { return sh_stage[0].x; }", "return sneak();"),
             ("", "return q_at(0u);"),
+            ("", "return params.scale;"),
+            ("", "return bitcast<f32>(extra(0u));"),
             ("fn extra(at: u32) -> u32 { return at; }", "return score;"),
             ("const TX = 3u;", "return score;"),
             ("", "return score_mod(score, b, h, q_idx, kv_idx);"),
@@ -388,8 +404,15 @@ mod tests {
             ))
             .unwrap()
         };
-        check_both(&score_mod, &mask("")).unwrap();
-        let message = refused(check_both(&score_mod, &mask(helper)));
+        let both = |mask_mod| check_together(&Attention::full().score_mod(score_mod.clone()).mask_mod(mask_mod));
+        both(mask("")).unwrap();
+        both(mask("fn my_other() -> f32 { return 1.0; }")).unwrap();
+        let message = refused(both(mask(helper)));
         assert!(message.contains("helper"), "{message}");
+        // Neither defines it twice, but score_mod's step would become mask_mod's.
+        let uses_step = score("return step(score, 0.5);").unwrap();
+        let own_step = mask("fn step(a: f32, b: f32) -> f32 { return 7.0; }");
+        let message = refused(check_together(&Attention::full().score_mod(uses_step).mask_mod(own_step)));
+        assert!(message.contains("step"), "{message}");
     }
 }

@@ -1,16 +1,29 @@
 //! [`Attention`]: how scores are made and which keys a query may see.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::dims::{Align, DType};
 
 /// A user's WGSL that changes scores: see [`Attention::score_mod`]. Checked when it is made.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct ScoreMod(pub(crate) Arc<str>);
+pub struct ScoreMod(pub(crate) Arc<ModText>);
 
 /// A user's WGSL that hides keys: see [`Attention::mask_mod`]. Checked when it is made.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct MaskMod(pub(crate) Arc<str>);
+pub struct MaskMod(pub(crate) Arc<ModText>);
+
+/// What is known of a user's WGSL since it was checked.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(crate) struct ModText {
+    pub(crate) wgsl: Arc<str>,
+    /// Names that it declares outside functions, its own function's left out.
+    pub(crate) declares: BTreeSet<String>,
+    /// All its words.
+    pub(crate) says: BTreeSet<String>,
+    /// Whether it may run for long: llvmpipe counts a mod's loops as the kernel's.
+    pub(crate) has_loops: bool,
+}
 
 /// How scores are made and which keys a query may see.
 ///
@@ -120,6 +133,18 @@ impl Attention {
     ///
     /// q is (`total_q`, `q_heads`, `head_dim`), k (`total_kv`, `kv_heads`, `head_dim`), v and o likewise; lse is (`q_heads`, `total_q`).
     /// Mods see the sequence as `b` and rows and keys within it.
+    ///
+    /// ```no_run
+    /// use tilewise::{Attention, Engine};
+    /// # fn main() -> tilewise::Result<()> {
+    /// let engine = Engine::new()?;
+    /// // Sequences of 3, 0 and 5 tokens, 4 heads of 64, each causal by itself.
+    /// let x = engine.upload(&vec![0.1f32; 8 * 4 * 64], [8, 4, 64])?;
+    /// let cu_seqlens = [0, 3, 3, 8];
+    /// let out = engine.attention(&x, &x, &x, &Attention::causal().packed(cu_seqlens, cu_seqlens))?;
+    /// assert_eq!(out.o.shape(), [8, 4, 64]);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
     pub fn packed(self, cu_seqlens_q: impl Into<Arc<[u32]>>, cu_seqlens_kv: impl Into<Arc<[u32]>>) -> Self {
         Self { packed: Some([cu_seqlens_q.into(), cu_seqlens_kv.into()]), ..self }

@@ -184,3 +184,13 @@ pub enum Align {
     /// The first query sees the first key: query `i` stands at position `i`.
     TopLeft,
 }
+
+impl Align {
+    /// The position of the first query.
+    pub(crate) fn offset(self, q_len: i128, kv_len: i128) -> i128 {
+        match self {
+            Self::BottomRight => kv_len - q_len,
+            Self::TopLeft => 0,
+        }
+    }
+}

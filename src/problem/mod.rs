@@ -5,6 +5,7 @@
 mod attention;
 mod dims;
 
+pub(crate) use attention::ModText;
 pub use attention::{Attention, MaskMod, ScoreMod, alibi_slopes};
 pub use dims::{Align, DType, Dims};
 
@@ -315,10 +316,7 @@ impl Problem {
 
     /// Visible pairs of one head.
     fn pairs(&self, q_len: i128, kv_len: i128) -> i128 {
-        let offset = match self.attention.align {
-            Align::BottomRight => kv_len - q_len,
-            Align::TopLeft => 0,
-        };
+        let offset = self.attention.align.offset(q_len, kv_len);
         // Σ clamp(i + start, 0, kv_len) over the rows, in closed form.
         let keys_before = |start: i128| {
             let first = (-start).clamp(0, q_len); // the first row that gets any
