@@ -32,14 +32,6 @@ const KEY_VECS: u32 = 1u; // @spec
 const COL_VECS: u32 = 1u; // @spec
 const SLICE_D: u32 = 16u; // @spec
 const SLICE_KV: u32 = 16u; // @spec
-const SEQUENCES: bool = false; // @spec lengths of each batch entry, or a packed batch: a table
-const RANGES: bool = false; // @spec keys that each row may see: a table
-const MASK_MOD: bool = false; // @spec a mask that is a function
-const KEEP_WORDS: bool = false; // @spec any mask that is a table or a function: mask, RANGES, MASK_MOD
-const BIAS: bool = false; // @spec
-const SOFTCAP: bool = false; // @spec
-const ALIBI: bool = false; // @spec
-const SINKS: bool = false; // @spec
 const PASSES: bool = false; // @spec keys are gone through in several dispatches, each resuming from the one before
 
 const THREADS: u32 = TX * TY;
@@ -59,64 +51,8 @@ const KEEP_COUNT: u32 = select(1u, BLOCK_Q * KEEP_STRIDE, KEEP_WORDS);
 const Q_BINDING: u32 = 1u;
 const K_BINDING: u32 = 2u;
 const V_BINDING: u32 = 3u;
-const BIAS_BINDING: u32 = 6u;
-const UNBOUNDED: i32 = 0x7fffffff;
 
-const LOG2_E: f32 = 1.4426950408889634;
-const LOWEST: f32 = -3.4028234e38;
 const MASKED: f32 = -1.0;
-const NEG_INF_BITS: u32 = 0xff800000u;
-const INF_BITS: u32 = 0x7f800000u;
-
-// One tensor's place: element (b, h, row, column) is at offset + b*batch + h*head + row*row + column.
-struct Strides {
-    offset: u32,
-    batch: u32,
-    head: u32,
-    row: u32,
-}
-
-struct Params {
-    q: Strides,
-    k: Strides,
-    v: Strides,
-    out: Strides,
-    lse: Strides,
-    bias: Strides,
-    mask: Strides,
-    q_len: u32,
-    kv_len: u32,
-    head_dim: u32,
-    value_dim: u32,
-    q_heads: u32,
-    group_size: u32,
-    q_blocks: u32,     // ceil(q_len / BLOCK_Q)
-    first_block: u32,  // this dispatch owns the blocks first_block .. end_block of batch * q_heads * q_blocks
-    end_block: u32,
-    first_key: u32,    // and the keys first_key .. end_key, whole tiles
-    end_key: u32,
-    last_pass: u32,    // 1: no keys come after them
-    rows: u32,         // rows that are written however few a batch entry has; 0 for a packed batch
-    bottom_right: u32, // 1: the last query stands at the last key; 0: the first at the first
-    left: i32,         // row i at position p sees the keys p - left ..= p + right
-    right: i32,
-    scale: f32,
-    softcap: f32,
-    bias_key: u32,     // 1, or 0 where one bias is for all keys
-    mask_key: u32,     // likewise
-    sequences: u32,    // where in extras: for each batch entry the first row and number of queries, and of keys
-    slopes: u32,       // ALiBi slopes of the heads
-    slopes_batch: u32, // and their distance from one batch entry to the next
-    sinks: u32,        // of the heads
-    ranges: u32,       // for each row its first key and the one past its last
-    ranges_batch: u32,
-    ranges_head: u32,
-    mod_data: u32,     // the words that score_mod and mask_mod read
-    mod_words: u32,
-    sums: u32,         // l of each row between passes
-    sums_batch: u32,
-    sums_head: u32,
-}
 
 @group(0) @binding(0) var<uniform> params: Params;
 // @include stored as q = f32
@@ -124,13 +60,7 @@ struct Params {
 // @include stored as v = f32
 // @include out = f32
 @group(0) @binding(5) var<storage, read_write> lse: array<u32>;
-// @include stored as bias = none
-// @include mask = none
-// @include extras = none
-// @include mod_data
-// @include score_mod = none
-// @include mask_mod = none
-// @include tanh
+// @include attention
 
 var<workgroup> sh_stage: array<vec4<f32>, STAGE_VECS>;
 var<workgroup> sh_p: array<vec4<f32>, P_VECS>;
@@ -139,85 +69,6 @@ var<workgroup> sh_kept: atomic<u32>;
 var<workgroup> sh_any_kept: u32;
 var<workgroup> sh_sequence: Sequence;
 
-// What there is of a batch entry.
-struct Sequence {
-    first_q: u32,
-    q_len: u32,
-    first_kv: u32,
-    kv_len: u32,
-}
-
-fn sequence_of(batch: u32) -> Sequence {
-    if (SEQUENCES) {
-        let at = params.sequences + 4u * batch;
-        return Sequence(extra(at), extra(at + 1u), extra(at + 2u), extra(at + 3u));
-    }
-    return Sequence(0u, params.q_len, 0u, params.kv_len);
-}
-
-// The keys that a row at a position may see by causality, window and length: from x up to y.
-fn keys_seen(position: i32, kv_len: i32) -> vec2<i32> {
-    var seen = vec2(0, kv_len);
-    if (params.left != UNBOUNDED) {
-        seen.x = clamp(position - params.left, 0, kv_len);
-    }
-    if (params.right != UNBOUNDED) {
-        seen.y = clamp(position + params.right + 1, 0, kv_len);
-    }
-    return seen;
-}
-
-// Bits of the 32 keys from `key` on, a multiple of 32, that mask, ranges and mask_mod let a row see.
-fn keep_word(batch: u32, head: u32, row: u32, key: u32, sequence: Sequence) -> u32 {
-    let words = select(0u, key / 32u, params.mask_key == 1u);
-    let stored = mask_word(params.mask.offset + batch * params.mask.batch + head * params.mask.head + row * params.mask.row + words);
-    var word = select(select(0u, 0xffffffffu, (stored & 1u) == 1u), stored, params.mask_key == 1u);
-    if (RANGES) {
-        let at = params.ranges + batch * params.ranges_batch + head * params.ranges_head + 2u * (sequence.first_q + row);
-        let first = clamp(extra(at), key, key + 32u) - key;
-        let end = clamp(extra(at + 1u), key, key + 32u) - key;
-        // A shift by 32 is one by 0: both ends are below that where they matter.
-        let from_first = select(0xffffffffu << (first & 31u), 0u, first > 31u);
-        let from_end = select(0xffffffffu << (end & 31u), 0u, end > 31u);
-        word &= from_first & ~from_end;
-    }
-    if (MASK_MOD) {
-        for (var n = 0u; n < 32u; n++) {
-            word &= ~select(1u << n, 0u, mask_mod(batch, head, row, key + n));
-        }
-    }
-    return word;
-}
-
-// The bias of four neighbouring keys, of which the first `count` exist.
-fn bias_of(at: u32, count: u32) -> vec4<f32> {
-    let steps = vec4(0u, 1u, 2u, 3u);
-    let places = select(vec4(0u), vec4(at) + steps * params.bias_key, steps < vec4(count));
-    return vec4(bias_at(places.x), bias_at(places.y), bias_at(places.z), bias_at(places.w));
-}
-
-// Four neighbouring scores of a row after all that changes them.
-fn final_scores(scaled: vec4<f32>, bias4: vec4<f32>, batch: u32, head: u32, row: u32, key: u32, position: i32) -> vec4<f32> {
-    var s = scaled;
-    if (SOFTCAP) {
-        s = params.softcap * accurate_tanh(s / params.softcap);
-    }
-    s = vec4(
-        score_mod(s.x, batch, head, row, key),
-        score_mod(s.y, batch, head, row, key + 1u),
-        score_mod(s.z, batch, head, row, key + 2u),
-        score_mod(s.w, batch, head, row, key + 3u),
-    );
-    if (ALIBI) {
-        let slope = bitcast<f32>(extra(params.slopes + batch * params.slopes_batch + head));
-        s -= slope * vec4<f32>(abs(vec4(position - i32(key)) - vec4(0, 1, 2, 3)));
-    }
-    if (BIAS) {
-        s += bias4;
-    }
-    return s;
-}
-
 @compute @workgroup_size(TX, TY)
 fn flash_fwd(
     @builtin(workgroup_id) workgroup: vec3<u32>,
@@ -225,15 +76,13 @@ fn flash_fwd(
     @builtin(local_invocation_id) thread: vec3<u32>,
     @builtin(local_invocation_index) lane: u32,
 ) {
-    let block = params.first_block + workgroup.y * workgroups.x + workgroup.x;
+    let number = params.first_block + workgroup.y * workgroups.x + workgroup.x;
     let x = thread.x;
     let y = thread.y;
-    // Blocks of a head from its end and its beginning by turns: causal ones at the end have most to do, and devices that give each core
-    // a run of neighbouring workgroups then give all alike.
-    let turn = block % params.q_blocks;
-    let first_row = select(turn / 2u, params.q_blocks - 1u - turn / 2u, turn % 2u == 0u) * BLOCK_Q;
-    let head = (block / params.q_blocks) % params.q_heads;
-    let batch = block / (params.q_blocks * params.q_heads);
+    let block = block_of(number, BLOCK_Q);
+    let batch = block.batch;
+    let head = block.head;
+    let first_row = block.first_row;
     // Read by one for all: extras may be written to, and browsers take no control flow by what may differ between invocations.
     if (lane == 0u) {
         sh_sequence = sequence_of(batch);
@@ -241,21 +90,12 @@ fn flash_fwd(
     let sequence = workgroupUniformLoad(&sh_sequence);
     let q_len = sequence.q_len;
     let kv_len = i32(sequence.kv_len);
-    let offset = select(0, kv_len - i32(q_len), params.bottom_right == 1u);
-
-    // Keys that some row of the block sees, and that all of its rows see, by causality, window and length.
-    let has_rows = first_row < q_len;
-    let last_row = max(min(first_row + BLOCK_Q, q_len), 1u) - 1u;
-    let first_seen = keys_seen(i32(first_row) + offset, kv_len);
-    let last_seen = keys_seen(i32(last_row) + offset, kv_len);
-    let first_full_tile = (u32(last_seen.x) + BLOCK_KV - 1u) / BLOCK_KV;
-    let end_full_tile = u32(first_seen.y) / BLOCK_KV;
-    let first_tile = max(u32(first_seen.x), params.first_key) / BLOCK_KV;
-    let end_tile = select(0u, (min(u32(last_seen.y), params.end_key) + BLOCK_KV - 1u) / BLOCK_KV, has_rows);
+    let offset = offset_of(sequence);
+    let tiles = tiles_of(first_row, BLOCK_Q, BLOCK_KV, sequence);
     let resumes = PASSES && params.first_key > 0u;
     let is_last = !PASSES || params.last_pass == 1u;
-    let nothing_new = resumes && !is_last && first_tile >= end_tile;
-    if (block >= params.end_block || first_row >= max(q_len, params.rows) || nothing_new) {
+    let nothing_new = resumes && !is_last && tiles.first >= tiles.end;
+    if (number >= params.end_block || first_row >= max(q_len, params.rows) || nothing_new) {
         return; // the whole workgroup at once: the grid is folded into a rectangle, and longer than some batch entries
     }
 
@@ -271,22 +111,15 @@ fn flash_fwd(
     var acc: array<vec4<f32>, 4u * ROW_VECS * COL_VECS>; // acc[row * COL_VECS + column vector]
     var row_max: array<vec4<f32>, ROW_VECS>;             // one component a row
     var row_sum: array<vec4<f32>, ROW_VECS>;             // over this thread's keys alone, until the end
-    // Where the rows begin: with nothing, with their sink, or with what the keys before this dispatch's have made of them.
+    // The rows begin with nothing, with their sink, or with what the keys before this dispatch's have made of them.
+    let start = row_start(head);
     // @unroll
     for (var i = 0u; i < ROW_VECS; i++) {
-        row_max[i] = vec4(LOWEST);
         // @unroll
         for (var c = 0u; c < 4u; c++) {
             let row = first_row + 4u * (i * TY + y) + c;
-            var start = NEG_INF_BITS;
-            if (SINKS) {
-                start = extra(params.sinks + head);
-            }
-            // A sink is the logarithm of a sum: a maximum whose sum is 1. NaN stays NaN.
-            let is_nan = (start & 0x7fffffffu) > 0x7f800000u;
-            let one = select(1.0, bitcast<f32>(start), is_nan);
-            row_max[i][c] = select(bitcast<f32>(start), LOWEST, is_nan || start == NEG_INF_BITS);
-            row_sum[i][c] = select(one, 0.0, x > 0u || start == NEG_INF_BITS);
+            row_max[i][c] = start.x;
+            row_sum[i][c] = select(start.y, 0.0, x > 0u);
             if (PASSES) {
                 if (resumes && row < q_len) {
                     row_max[i][c] = bitcast<f32>(lse[lse_base + row * params.lse.row]);
@@ -312,9 +145,9 @@ fn flash_fwd(
         }
         workgroupBarrier();
     }
-    for (var tile = first_tile; tile < end_tile; tile++) {
+    for (var tile = tiles.first; tile < tiles.end; tile++) {
         let first_key = tile * BLOCK_KV;
-        let masked = BIAS || KEEP_WORDS || tile < first_full_tile || tile >= end_full_tile;
+        let masked = BIAS || KEEP_WORDS || tile < tiles.first_full || tile >= tiles.end_full;
 
         // What masks that are a table or a function leave of the tile; without any key of it the tile is done.
         var any_kept = 1u;
@@ -573,12 +406,7 @@ fn flash_fwd(
                     store_out(out_base + row * params.out.row + column, four, params.value_dim - min(column, params.value_dim));
                 }
                 if (x == 0u) {
-                    // Not every driver's log hands a NaN on. That of an infinite maximum says nothing.
-                    let largest = bitcast<u32>(row_max[i][c]);
-                    let is_nan = (bitcast<u32>(sum) & 0x7fffffffu) > 0x7f800000u && largest != INF_BITS;
-                    let of_sum = select(bitcast<u32>(row_max[i][c] + log(sum)), bitcast<u32>(sum), is_nan);
-                    let bits = select(of_sum, largest, largest == INF_BITS);
-                    lse[lse_base + row * params.lse.row] = select(bits, NEG_INF_BITS, empty);
+                    lse[lse_base + row * params.lse.row] = lse_bits(row_max[i][c], sum, empty);
                 }
             }
         }

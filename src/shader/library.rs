@@ -17,6 +17,7 @@ impl Library {
         "matmul.wgsl",
         "merge_states.wgsl",
         "softmax_rows.wgsl",
+        "common/attention.wgsl",
         "common/extras_none.wgsl",
         "common/extras_state.wgsl",
         "common/extras_words.wgsl",
