@@ -176,7 +176,8 @@ fn check_words(slot: &Slot, text: &str) -> Result<ModText> {
 fn said_by_the_kernel() -> &'static BTreeSet<String> {
     static WORDS: OnceLock<BTreeSet<String>> = OnceLock::new();
     WORDS.get_or_init(|| {
-        let files = Library::EMBEDDED.paths().filter(|path| path.starts_with("flash_fwd") || path.starts_with("common/"));
+        let files =
+            Library::EMBEDDED.paths().filter(|path| path.starts_with("flash_fwd") || path.starts_with("common/"));
         let texts = files.filter_map(|path| Library::EMBEDDED.file(path));
         texts.flat_map(|(path, text)| words(path, text)).map(|(_, word)| word).collect()
     })
