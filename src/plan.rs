@@ -4,7 +4,7 @@ use core::fmt;
 
 use crate::error::{Error, Result};
 use crate::gpu::Kernel;
-use crate::kernels::{flash_fwd, matmul, mods, softmax_rows, to_u32};
+use crate::kernels::{flash_fwd, flash_fwd_broadcast, forward, matmul, mods, softmax_rows, to_u32};
 use crate::problem::{Attention, DType, Dims, Problem, Storage};
 
 /// What planning needs to know of a device.
@@ -16,6 +16,8 @@ pub struct DeviceFacts {
     pub features: wgpu::Features,
     /// Hardware or software.
     pub device_type: wgpu::DeviceType,
+    /// The fewest invocations that a subgroup may have; what it is only matters with [`wgpu::Features::SUBGROUP`].
+    pub min_subgroup_size: u32,
 }
 
 impl Default for DeviceFacts {
@@ -25,6 +27,7 @@ impl Default for DeviceFacts {
             limits: wgpu::Limits::default(),
             features: wgpu::Features::empty(),
             device_type: wgpu::DeviceType::Other,
+            min_subgroup_size: wgpu::MINIMUM_SUBGROUP_MIN_SIZE,
         }
     }
 }
@@ -44,7 +47,7 @@ pub enum Path {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Route {
     Tiled {
-        variant: flash_fwd::Variant,
+        variant: forward::Variant,
         /// Keys that one dispatch goes through, whole tiles: later ones resume from its result.
         keys_per_pass: u32,
     },
@@ -152,8 +155,8 @@ fn supported(kernel: &Kernel, facts: &DeviceFacts) -> bool {
     kernel.check(&facts.limits, facts.features).is_ok()
 }
 
-/// All variants of `flash_fwd` that the device can run for a problem, the preferred first.
-pub(crate) fn flash_fwd_variants(problem: &Problem, facts: &DeviceFacts) -> Vec<flash_fwd::Variant> {
+/// All variants of the tiled forward kernels that the device can run for a problem, the preferred first.
+pub(crate) fn forward_variants(problem: &Problem, facts: &DeviceFacts) -> Vec<forward::Variant> {
     let tiles: &[_] = if facts.device_type == wgpu::DeviceType::Cpu { &CPU_TILES } else { &GPU_TILES };
     let width = |dim: usize| u32::try_from(dim).unwrap_or(u32::MAX);
     let (head_dim, value_dim) = (width(problem.dims.head_dim), width(problem.dims.value_dim));
@@ -166,6 +169,13 @@ pub(crate) fn flash_fwd_variants(problem: &Problem, facts: &DeviceFacts) -> Vec<
     let mut variants: Vec<_> = fits.collect();
     // Stable: among those that don't spill the order above stands.
     variants.sort_by_key(|variant| (4 * variant.row_vecs * variant.col_vecs).max(MAX_ACC_VECS));
+    let mut variants: Vec<_> = variants.into_iter().map(forward::Variant::Workgroup).collect();
+    let broadcast =
+        flash_fwd_broadcast::Variant::for_dims(head_dim, value_dim, facts.min_subgroup_size, facts.features, options);
+    if let Some(variant) = broadcast.filter(|variant| supported(&variant.kernel(), facts)) {
+        let first = facts.device_type == wgpu::DeviceType::Cpu && variant.lanes == 8;
+        variants.insert(if first { 0 } else { variants.len() }, forward::Variant::Broadcast(variant));
+    }
     variants
 }
 
@@ -249,10 +259,8 @@ impl Plan {
             ));
         }
         mods::check_together(&problem.attention)?;
-        let plans: Vec<_> = flash_fwd_variants(problem, facts)
-            .into_iter()
-            .map(|variant| Self::tiled(problem, facts, variant))
-            .collect();
+        let plans: Vec<_> =
+            forward_variants(problem, facts).into_iter().map(|variant| Self::tiled(problem, facts, variant)).collect();
         // One that can't do it is no reason against the others.
         if plans.iter().any(Result::is_ok) {
             return Ok(plans.into_iter().flatten().collect());
@@ -260,7 +268,7 @@ impl Plan {
         plans.into_iter().collect()
     }
 
-    fn tiled(problem: &Problem, facts: &DeviceFacts, mut variant: flash_fwd::Variant) -> Result<Self> {
+    fn tiled(problem: &Problem, facts: &DeviceFacts, mut variant: forward::Variant) -> Result<Self> {
         let (_, kv_len) = problem.longest();
         let iterations = variant.iterations_of_tile(u32::try_from(problem.dims.head_dim).unwrap_or(u32::MAX));
         let tiles = loops_per_pass(iterations, facts.device_type);
@@ -271,15 +279,20 @@ impl Plan {
         // How often a user's loop runs isn't known: it gets what a tile leaves.
         let tiles = if tiles < u32::MAX && mods::have_loops(&problem.attention) { 1 } else { tiles };
         let keys_per_pass = tiles.saturating_mul(variant.block_kv());
-        variant.options.passes = kv_len > keys_per_pass as usize;
-        if variant.options.passes && problem.storage.o != DType::F32 {
+        let passes = kv_len > keys_per_pass as usize;
+        variant.options_mut().passes = passes;
+        if passes && !variant.has_passes() {
+            let what = "keys in one pass of a software device, of a kernel that takes one";
+            return Err(Error::unsupported(what, kv_len as u64, keys_per_pass.into()));
+        }
+        if passes && problem.storage.o != DType::F32 {
             let what = format!(
                 "keys in one pass of a software device, of an output in {}; f32 has no such bound",
                 problem.storage.o
             );
             return Err(Error::unsupported(what, kv_len as u64, keys_per_pass.into()));
         }
-        let extras = Extras::of(problem, variant.options.passes)?;
+        let extras = Extras::of(problem, passes)?;
         let why = why_tiled(&variant, problem, facts, keys_per_pass);
         Ok(Self { problem: problem.clone(), route: Route::Tiled { variant, keys_per_pass }, extras, why })
     }
@@ -361,7 +374,7 @@ impl fmt::Display for Plan {
     }
 }
 
-fn why_tiled(variant: &flash_fwd::Variant, problem: &Problem, facts: &DeviceFacts, keys_per_pass: u32) -> String {
+fn why_tiled(variant: &forward::Variant, problem: &Problem, facts: &DeviceFacts, keys_per_pass: u32) -> String {
     let (_, kv_len) = problem.longest();
     let passes = kv_len.div_ceil(keys_per_pass as usize);
     let passes = if passes > 1 {
@@ -369,16 +382,25 @@ fn why_tiled(variant: &flash_fwd::Variant, problem: &Problem, facts: &DeviceFact
     } else {
         String::new()
     };
-    format!(
-        "tiles of {} queries by {} keys, {} threads: the first choice for {} that fits value_dim {} in {} of {} bytes of workgroup memory{passes}",
+    let device = if facts.device_type == wgpu::DeviceType::Cpu { "a software device" } else { "a GPU" };
+    let tile = format!(
+        "tiles of {} queries by {} keys, {} threads",
         variant.block_q(),
         variant.block_kv(),
-        variant.tx * variant.ty,
-        if facts.device_type == wgpu::DeviceType::Cpu { "a software device" } else { "a GPU" },
-        problem.dims.value_dim,
-        variant.workgroup_bytes(),
-        facts.limits.max_compute_workgroup_storage_size,
-    )
+        variant.kernel().invocations()
+    );
+    match variant {
+        forward::Variant::Workgroup(variant) => format!(
+            "{tile}: the first choice for {device} that fits value_dim {} in {} of {} bytes of workgroup memory{passes}",
+            problem.dims.value_dim,
+            variant.workgroup_bytes(),
+            facts.limits.max_compute_workgroup_storage_size,
+        ),
+        forward::Variant::Broadcast(variant) => format!(
+            "{tile}: keys handed round subgroups of {} or more invocations, for {device}, with {} rows an invocation",
+            facts.min_subgroup_size, variant.rows,
+        ),
+    }
 }
 
 /// The naive path is there to be compared with: it has no options but causality, alignment and scale.

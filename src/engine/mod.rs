@@ -87,6 +87,7 @@ impl Engine {
             limits: self.gpu.limits.clone(),
             features: self.gpu.features,
             device_type: self.gpu.info.device_type,
+            min_subgroup_size: self.gpu.info.subgroup_min_size,
         }
     }
 

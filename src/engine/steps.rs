@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::gpu::{Gpu, Kernel, Launch, Purpose, Tensor};
-use crate::kernels::{Stored, Strides, flash_fwd, matmul, merge_states, softmax_rows, to_u32};
+use crate::kernels::{Stored, Strides, flash_fwd, forward, matmul, merge_states, softmax_rows, to_u32};
 use crate::plan::{Extras, Plan, Route, loops_per_pass};
 use crate::problem::{Align, Attention, DType, Dims, MAX_LEN, Problem};
 
@@ -56,8 +56,8 @@ impl Work {
                 let workspace = extras_in(plan, bindings.workspace)?;
                 let copies = copies(gpu, plan.problem(), plan.extras(), &bindings.inputs)?;
                 let mut variant = variant.clone();
-                variant.options.shared_buffer = sharing == Sharing::OneBuffer;
-                let steps = flash_fwd_steps(gpu, &variant, *keys_per_pass, plan, bindings, workspace.as_ref())?;
+                variant.options_mut().shared_buffer = sharing == Sharing::OneBuffer;
+                let steps = forward_steps(gpu, variant, *keys_per_pass, plan, bindings, workspace.as_ref())?;
                 Ok(Self { copies, workspace, steps })
             }
             &Route::Naive { scores, softmax, values } => {
@@ -217,9 +217,9 @@ fn bound(reach: Option<u32>) -> i32 {
     bound.and_then(|reach| i32::try_from(reach).ok()).unwrap_or(flash_fwd::UNBOUNDED)
 }
 
-fn flash_fwd_steps(
+fn forward_steps(
     gpu: &Arc<Gpu>,
-    variant: &flash_fwd::Variant,
+    variant: forward::Variant,
     keys_per_pass: u32,
     plan: &Plan,
     bindings: &Bindings<'_>,
@@ -289,7 +289,8 @@ fn flash_fwd_steps(
     tensors.extend(inputs.mask.map(|mask| &mask.words));
     tensors.extend(extras);
     let tensors: Vec<Tensor> = tensors.into_iter().cloned().collect();
-    let kernel = variant.kernel();
+    let aligned = [(inputs.q, params.q), (inputs.k, params.k), (inputs.v, params.v)];
+    let kernel = variant.aligned(aligned.map(|(tensor, strides)| (strides, tensor.elems() == 0))).kernel();
     let blocks = (q_blocks * dims.q_heads * dims.batch) as u64;
     let pass = |first_key: usize| -> Result<Step> {
         let end_key = longest_kv.min(first_key.saturating_add(keys_per_pass as usize));

@@ -81,7 +81,7 @@ impl core::fmt::Debug for Gpu {
 
 /// The features that kernels know how to use.
 fn wanted_features(options: &EngineOptions) -> wgpu::Features {
-    let mut wanted = wgpu::Features::SHADER_F16;
+    let mut wanted = wgpu::Features::SHADER_F16 | wgpu::Features::SHADER_INT64;
     if !options.no_subgroups {
         wanted |= wgpu::Features::SUBGROUP;
     }

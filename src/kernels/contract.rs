@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use bytemuck::Zeroable;
 use wgpu::naga::{self, AddressSpace, ScalarKind, StorageAccess, TypeInner};
 
-use super::{Stored, Strides, flash_fwd, matmul, merge_states, softmax_rows};
+use super::{Stored, Strides, flash_fwd, flash_fwd_broadcast, forward, matmul, merge_states, softmax_rows};
 use crate::gpu::{Access, Kernel};
 use crate::plan::{self, DeviceFacts};
 use crate::problem::{Attention, DType, Dims, MaskMod, Problem, ScoreMod, Storage};
@@ -17,7 +17,7 @@ use crate::shader::{Library, Recipe, spec_defaults};
 /// Devices of both kinds: the least that WebGPU allows, what software drivers have, and what big GPUs have.
 fn devices() -> Vec<DeviceFacts> {
     let mut devices = Vec::new();
-    for device_type in [wgpu::DeviceType::Cpu, wgpu::DeviceType::Other] {
+    for (device_type, min_subgroup_size) in [(wgpu::DeviceType::Cpu, 8), (wgpu::DeviceType::Other, 4)] {
         for (bytes, invocations) in [(16_384, 256), (32_768, 1024), (65_536, 1024)] {
             let limits = wgpu::Limits {
                 max_compute_workgroup_storage_size: bytes,
@@ -26,7 +26,7 @@ fn devices() -> Vec<DeviceFacts> {
                 max_compute_workgroup_size_y: invocations,
                 ..wgpu::Limits::default()
             };
-            devices.push(DeviceFacts { limits, features: wgpu::Features::all(), device_type });
+            devices.push(DeviceFacts { limits, features: wgpu::Features::all(), device_type, min_subgroup_size });
         }
     }
     devices
@@ -42,9 +42,9 @@ fn sizes() -> impl Iterator<Item = Dims> {
     })
 }
 
-/// All variants of `flash_fwd` for one of those sizes.
-fn flash_fwd_variants(dims: Dims, facts: &DeviceFacts) -> Vec<flash_fwd::Variant> {
-    plan::flash_fwd_variants(&Problem::new(dims, Attention::full()).unwrap(), facts)
+/// All variants of the tiled forward kernels for one of those sizes.
+fn forward_variants(dims: Dims, facts: &DeviceFacts) -> Vec<forward::Variant> {
+    plan::forward_variants(&Problem::new(dims, Attention::full()).unwrap(), facts)
 }
 
 const SCORE_MOD: &str = "fn score_mod(score: f32, b: u32, h: u32, q_idx: u32, kv_idx: u32) -> f32 {
@@ -107,9 +107,11 @@ fn kernels() -> &'static [Parsed] {
         let mut add = |kernel: Kernel| kernels.insert(kernel.recipe.clone(), kernel);
         for facts in devices() {
             for dims in sizes() {
-                let variants = flash_fwd_variants(dims, &facts);
+                let variants = forward_variants(dims, &facts);
                 assert!(!variants.is_empty(), "{dims:?} {:?}", facts.limits);
-                for variant in variants {
+                // `flash_fwd_broadcast` is a kernel, and a long one, for each size: some of them tell.
+                let few = dims.value_dim < 64 || dims.value_dim == dims.head_dim;
+                for variant in variants.into_iter().filter(|variant| few || variant.has_passes()) {
                     add(variant.kernel());
                 }
             }
@@ -122,17 +124,25 @@ fn kernels() -> &'static [Parsed] {
                     if value_dim > 64 && !all {
                         continue; // what is wide is tightest with all options
                     }
-                    for features in [wgpu::Features::all(), wgpu::Features::empty()] {
+                    for features in [wgpu::Features::all(), wgpu::Features::SUBGROUP, wgpu::Features::empty()] {
                         let facts = DeviceFacts { features, ..facts.clone() };
-                        for variant in plan::flash_fwd_variants(&problem, &facts).into_iter().take(1) {
-                            if problem.storage.o == DType::F32 {
-                                let options = flash_fwd::Options { passes: true, ..variant.options.clone() };
-                                add(flash_fwd::Variant { options, ..variant.clone() }.kernel());
+                        let variants = plan::forward_variants(&problem, &facts);
+                        let (of_workgroups, of_subgroups): (Vec<_>, Vec<_>) =
+                            variants.into_iter().partition(|variant| variant.has_passes());
+                        for variant in of_workgroups.into_iter().take(1).chain(of_subgroups) {
+                            if problem.storage.o == DType::F32 && variant.has_passes() {
+                                let mut with_passes = variant.clone();
+                                with_passes.options_mut().passes = true;
+                                add(with_passes.kernel());
                             }
                             if all {
-                                let options = flash_fwd::Options { shared_buffer: true, ..variant.options.clone() };
-                                add(flash_fwd::Variant { options, ..variant.clone() }.kernel());
+                                let mut sharing = variant.clone();
+                                sharing.options_mut().shared_buffer = true;
+                                add(sharing.kernel());
                             }
+                            // Rows that begin anywhere.
+                            let odd = Strides { offset: 1, ..Strides::zeroed() };
+                            add(variant.clone().aligned([(odd, false); 3]).kernel());
                             add(variant.kernel());
                         }
                     }
@@ -169,9 +179,17 @@ fn parse(kernel: Kernel) -> Parsed {
 fn capabilities(features: wgpu::Features) -> naga::valid::Capabilities {
     // unpack2x16float, which is WebGPU's own.
     let mut capabilities = naga::valid::Capabilities::SHADER_FLOAT16_IN_FLOAT32;
-    let f16 = wgpu::Features::SHADER_F16;
-    assert!((features - f16).is_empty(), "{features:?} has no capability yet");
-    capabilities.set(naga::valid::Capabilities::SHADER_FLOAT16, features.contains(f16));
+    let known = [
+        (wgpu::Features::SHADER_F16, naga::valid::Capabilities::SHADER_FLOAT16),
+        (wgpu::Features::SHADER_INT64, naga::valid::Capabilities::SHADER_INT64),
+        (wgpu::Features::SUBGROUP, naga::valid::Capabilities::SUBGROUP),
+    ];
+    let mut unknown = features;
+    for (feature, capability) in known {
+        capabilities.set(capability, features.contains(feature));
+        unknown = unknown - feature;
+    }
+    assert!(unknown.is_empty(), "{unknown:?} has no capability yet");
     capabilities
 }
 
@@ -259,7 +277,7 @@ fn add_member(members: &mut Vec<Member>, strides: [&str; 4], name: &str, offset:
 /// What the host writes into a kernel's uniform. A new kernel needs its line here.
 fn host_members(stem: &str) -> Vec<Member> {
     match stem {
-        "flash_fwd" => members!(
+        "flash_fwd" | "flash_fwd_broadcast" => members!(
             flash_fwd::Params,
             ["offset", "batch", "head", "row"],
             [
@@ -387,6 +405,7 @@ fn uniforms_are_laid_out_as_the_host_writes_them() {
 fn spec_defaults_are_those_of_the_host() {
     for kernel in [
         flash_fwd::Variant::default().kernel(),
+        flash_fwd_broadcast::Variant::default().kernel(),
         matmul::Variant::default().kernel(),
         softmax_rows::Variant::default().kernel(),
         merge_states::Variant::default().kernel(),
@@ -438,14 +457,16 @@ fn every_file_is_reached_by_some_variant() {
 }
 
 /// Pipelines are compiled once each and kept. All variants of all devices are what verification may have to go through; those that
-/// one device chooses by itself, for all sizes there are, are what an app can come to pay.
+/// one device chooses by itself, for all sizes there are, are what an app can come to pay; but `flash_fwd_broadcast`, which has its
+/// dims baked in, is one kernel for each.
 #[test]
 fn distinct_kernels_are_few() {
     let of = |stem: &str| kernels().iter().filter(|parsed| parsed.kernel.recipe.stem() == stem).count();
     let counts = (of("flash_fwd"), of("matmul"), of("softmax_rows"));
     assert!(counts.0 <= 500 && counts.1 <= 40 && counts.2 <= 2, "{counts:?}");
     for facts in devices() {
-        let chosen: HashSet<_> = sizes().filter_map(|dims| flash_fwd_variants(dims, &facts).first().cloned()).collect();
+        let of_workgroups = |dims| forward_variants(dims, &facts).into_iter().find(forward::Variant::has_passes);
+        let chosen: HashSet<_> = sizes().filter_map(of_workgroups).collect();
         assert!(chosen.len() <= 40, "{} of {:?}", chosen.len(), facts.device_type);
     }
 }

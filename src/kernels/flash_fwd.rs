@@ -94,8 +94,54 @@ impl Options {
     }
 
     /// Whether some mask is a table or a function.
-    fn keep_words(&self) -> bool {
+    pub(crate) fn keep_words(&self) -> bool {
         self.mask || self.ranges || self.mask_mod.is_some()
+    }
+
+    /// A recipe with these options, and its storage buffers; but for how q, k and v are read, which each kernel has its own way for.
+    pub(crate) fn apply(&self, mut recipe: Recipe) -> (Recipe, Vec<(u32, Access)>) {
+        // What is as the text has it stays out of the name.
+        for (name, on) in [
+            ("SEQUENCES", self.sequences),
+            ("RANGES", self.ranges),
+            ("MASK_MOD", self.mask_mod.is_some()),
+            ("KEEP_WORDS", self.keep_words()),
+            ("BIAS", self.bias.is_some()),
+            ("SOFTCAP", self.softcap),
+            ("ALIBI", self.alibi),
+            ("SINKS", self.sinks),
+        ] {
+            if on {
+                recipe = recipe.spec(name, true);
+            }
+        }
+        recipe = recipe.slot("out", self.out.name());
+        let read = if self.shared_buffer { Access::ReadWrite } else { Access::Read };
+        let mut storage = vec![(1, read), (2, read), (3, read), (4, Access::ReadWrite), (5, Access::ReadWrite)];
+        if let Some(bias) = self.bias {
+            recipe = recipe.slot("bias", bias.alternative());
+            storage.push((6, read));
+        }
+        if self.mask {
+            recipe = recipe.slot("mask", "words");
+            storage.push((7, Access::Read));
+        }
+        if self.extras() {
+            let (alternative, access) =
+                if self.passes { ("state", Access::ReadWrite) } else { ("words", Access::Read) };
+            recipe = recipe.slot("extras", alternative);
+            storage.push((8, access));
+        }
+        if let Some(text) = &self.score_mod {
+            recipe = recipe.text("score_mod", text);
+        }
+        if let Some(text) = &self.mask_mod {
+            recipe = recipe.text("mask_mod", text);
+        }
+        if self.shared_buffer {
+            recipe = recipe.read_write();
+        }
+        (recipe, storage)
     }
 
     /// Whether it reads small tables.
@@ -200,51 +246,13 @@ impl Variant {
             .spec("COL_VECS", self.col_vecs)
             .spec("SLICE_D", self.slice_d)
             .spec("SLICE_KV", self.slice_kv);
-        // What is as the text has it stays out of the name.
-        for (name, on) in [
-            ("SEQUENCES", options.sequences),
-            ("RANGES", options.ranges),
-            ("MASK_MOD", options.mask_mod.is_some()),
-            ("KEEP_WORDS", options.keep_words()),
-            ("BIAS", options.bias.is_some()),
-            ("SOFTCAP", options.softcap),
-            ("ALIBI", options.alibi),
-            ("SINKS", options.sinks),
-            ("PASSES", options.passes),
-        ] {
-            if on {
-                recipe = recipe.spec(name, true);
-            }
-        }
         for (slot, stored) in [("q", options.q), ("k", options.k), ("v", options.v)] {
             recipe = recipe.slot(slot, stored.alternative());
         }
-        recipe = recipe.slot("out", options.out.name());
-        let read = if options.shared_buffer { Access::ReadWrite } else { Access::Read };
-        let mut storage = vec![(1, read), (2, read), (3, read), (4, Access::ReadWrite), (5, Access::ReadWrite)];
-        if let Some(bias) = options.bias {
-            recipe = recipe.slot("bias", bias.alternative());
-            storage.push((6, read));
+        if options.passes {
+            recipe = recipe.spec("PASSES", true);
         }
-        if options.mask {
-            recipe = recipe.slot("mask", "words");
-            storage.push((7, Access::Read));
-        }
-        if options.extras() {
-            let (alternative, access) =
-                if options.passes { ("state", Access::ReadWrite) } else { ("words", Access::Read) };
-            recipe = recipe.slot("extras", alternative);
-            storage.push((8, access));
-        }
-        if let Some(text) = &options.score_mod {
-            recipe = recipe.text("score_mod", text);
-        }
-        if let Some(text) = &options.mask_mod {
-            recipe = recipe.text("mask_mod", text);
-        }
-        if options.shared_buffer {
-            recipe = recipe.read_write();
-        }
+        let (recipe, storage) = options.apply(recipe);
         Kernel {
             recipe,
             workgroup_size: [self.tx, self.ty, 1],

@@ -6,6 +6,8 @@
 #[cfg(test)]
 mod contract;
 pub(crate) mod flash_fwd;
+pub(crate) mod flash_fwd_broadcast;
+pub(crate) mod forward;
 pub(crate) mod matmul;
 pub(crate) mod merge_states;
 pub(crate) mod mods;

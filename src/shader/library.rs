@@ -14,6 +14,7 @@ impl Library {
     /// Every file of `shaders/`: a new one needs its line here.
     pub(crate) const EMBEDDED: Self = embed! {
         "flash_fwd.wgsl",
+        "flash_fwd_broadcast.wgsl",
         "matmul.wgsl",
         "merge_states.wgsl",
         "softmax_rows.wgsl",
@@ -40,6 +41,15 @@ impl Library {
         "common/stored_f32.wgsl",
         "common/stored_none.wgsl",
         "common/tanh.wgsl",
+        "common/wide_bf16_1.wgsl",
+        "common/wide_bf16_16.wgsl",
+        "common/wide_bf16_8.wgsl",
+        "common/wide_f16_1.wgsl",
+        "common/wide_f16_16.wgsl",
+        "common/wide_f16_8.wgsl",
+        "common/wide_f32_1.wgsl",
+        "common/wide_f32_4.wgsl",
+        "common/wide_f32_8.wgsl",
     };
 
     /// A file by its path; gives the path too, with the longer life.

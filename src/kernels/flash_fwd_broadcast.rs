@@ -1,0 +1,149 @@
+//! `flash_fwd_broadcast`: tiled attention, forward, each key read by one lane of a subgroup and handed round.
+
+use crate::gpu::Kernel;
+use crate::shader::Recipe;
+
+use super::flash_fwd::{Options, Params};
+use super::{Stored, Strides};
+
+/// What is baked into the text: who owns what, how wide tensors are read, and which options it has. See the kernel's header.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Variant {
+    pub(crate) lanes: u32,
+    /// Rows of a lane: 2 to 4.
+    pub(crate) rows: u32,
+    pub(crate) head_dim: u32,
+    pub(crate) value_dim: u32,
+    /// Of q, k and v: elements that are read at once.
+    pub(crate) widths: [u32; 3],
+    pub(crate) options: Options,
+}
+
+impl Default for Variant {
+    fn default() -> Self {
+        Self { lanes: 8, rows: 4, head_dim: 64, value_dim: 64, widths: [1; 3], options: Options::default() }
+    }
+}
+
+/// Numbers of q, and of the output, that a lane holds, at most: what the driver compiles grows with them.
+const MAX_HELD_: u32 = 256;
+fn max_held() -> u32 { std::env::var("HELD").map_or(MAX_HELD_, |it| it.parse().unwrap()) }
+
+/// How many elements at once `wide` can read of a type, the most first.
+fn widths_of(stored: Stored) -> &'static [u32] {
+    match stored {
+        Stored::F32 => &[8, 4, 1],
+        Stored::F16 | Stored::F16Packed | Stored::Bf16 => &[16, 8, 1],
+    }
+}
+
+/// The alternative of the text `wide` for a type and a width, and whether it takes words of 64 bits.
+fn alternative(stored: Stored, width: u32) -> (&'static str, bool) {
+    match (stored, width) {
+        (Stored::F32, 8) => ("f32_8", true),
+        (Stored::F32, 4) => ("f32_4", false),
+        (Stored::F32, _) => ("f32_1", false),
+        (Stored::F16 | Stored::F16Packed, 16) => ("f16_16", true),
+        (Stored::F16 | Stored::F16Packed, 8) => ("f16_8", false),
+        (Stored::F16 | Stored::F16Packed, _) => ("f16_1", false),
+        (Stored::Bf16, 16) => ("bf16_16", true),
+        (Stored::Bf16, 8) => ("bf16_8", false),
+        (Stored::Bf16, _) => ("bf16_1", false),
+    }
+}
+
+impl Variant {
+    /// The variant for the given dims on a device with these features and subgroups, reading as wide as dense tensors allow.
+    /// None where it has no such subgroups, or a lane would hold too much.
+    pub(crate) fn for_dims(
+        head_dim: u32,
+        value_dim: u32,
+        min_subgroup_size: u32,
+        features: wgpu::Features,
+        options: Options,
+    ) -> Option<Self> {
+        let lanes = [8, 4].into_iter().find(|&lanes| lanes <= min_subgroup_size)?;
+        let rows = (max_held() / head_dim.max(value_dim).max(1)).min(4);
+        let any = Self { lanes, rows, head_dim, value_dim, widths: [1; 3], options };
+        let widths = any.widths_where(|stored, width| {
+            features.contains(wgpu::Features::SHADER_INT64) || !alternative(stored, width).1
+        });
+        (rows >= 2).then_some(Self { widths, ..any })
+    }
+
+    /// For each of q, k and v the most elements at once that make up its rows and that `accepted` takes.
+    fn widths_where(&self, accepted: impl Fn(Stored, u32) -> bool) -> [u32; 3] {
+        let Options { q, k, v, .. } = self.options;
+        [(q, self.head_dim), (k, self.head_dim), (v, self.value_dim)].map(|(stored, dim)| {
+            let mut widths = widths_of(stored).iter().copied();
+            widths.find(|&width| dim.is_multiple_of(width) && accepted(stored, width)).unwrap_or(1)
+        })
+    }
+
+    /// The same, reading no wider than lets every row of the tensors q, k and v begin at a multiple of the width.
+    pub(crate) fn aligned(self, tensors: [(Strides, bool); 3]) -> Self {
+        let mut widths = self.widths;
+        for (index, (strides, is_empty)) in tensors.into_iter().enumerate() {
+            let fits = |width: &u32| {
+                let Strides { offset, outer, inner, row } = strides;
+                [offset, outer, inner, row].into_iter().all(|it| it.is_multiple_of(*width))
+            };
+            let stored = [self.options.q, self.options.k, self.options.v][index];
+            let narrower = widths_of(stored).iter().copied().filter(|&width| width <= widths[index]);
+            // Of a tensor without elements the binding may be shorter than a wide element.
+            widths[index] = if is_empty { 1 } else { narrower.into_iter().find(fits).unwrap_or(1) };
+        }
+        Self { widths, ..self }
+    }
+
+    /// Query rows of a workgroup.
+    pub(crate) fn block_q(&self) -> u32 {
+        self.lanes * self.rows
+    }
+
+    /// Keys of a tile.
+    pub(crate) fn block_kv(&self) -> u32 {
+        self.lanes
+    }
+
+    /// Loop iterations of an invocation for one tile, all loops together: no less than there are, as drivers count.
+    pub(crate) fn iterations_of_tile(&self) -> u32 {
+        let options = &self.options;
+        let of_word = if options.mask_mod.is_some() { 34 } else { 1 };
+        // A new word comes every 32 keys.
+        let finding = if options.keep_words() { 2 + (of_word * self.rows * self.lanes).div_ceil(32) } else { 0 };
+        // Where any tile may have masked keys, what was skipped of V takes all of them again, for each stored chunk of columns.
+        let all_masked = options.keep_words() || options.bias.is_some();
+        let of_mask = if options.mask_mod.is_some() { 34 * self.rows } else { 0 };
+        let skipped = if all_masked { self.value_dim.div_ceil(4) * (1 + of_mask) } else { 0 };
+        2 + finding + skipped
+    }
+
+    /// What the device needs to know.
+    pub(crate) fn kernel(&self) -> Kernel {
+        let options = &self.options;
+        let mut features = wgpu::Features::SUBGROUP | Stored::features(options.bias);
+        let mut recipe = Recipe::new("flash_fwd_broadcast")
+            .spec("LANES", self.lanes)
+            .spec("HEAD_DIM", self.head_dim)
+            .spec("VALUE_DIM", self.value_dim)
+            .spec("ROWS", self.rows)
+            .spec("Rows", ["vec2<f32>", "vec3<f32>", "vec4<f32>"][self.rows as usize - 2]);
+        for ((slot, stored), width) in
+            [("q", options.q), ("k", options.k), ("v", options.v)].into_iter().zip(self.widths)
+        {
+            let (alternative, takes_int64) = alternative(stored, width);
+            recipe = recipe.slot(slot, alternative);
+            features.set(wgpu::Features::SHADER_INT64, takes_int64 || features.contains(wgpu::Features::SHADER_INT64));
+        }
+        let (recipe, storage) = options.apply(recipe);
+        Kernel {
+            recipe,
+            workgroup_size: [self.lanes, 1, 1],
+            workgroup_bytes: 0,
+            params_bytes: size_of::<Params>() as u32,
+            storage,
+            features,
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! The kernels of tiled attention, forward, seen as one: the same tensors, options and uniform, each cut in its own way.
+
+use crate::gpu::Kernel;
+
+use super::flash_fwd::Options;
+use super::{Strides, flash_fwd, flash_fwd_broadcast};
+
+/// One of the kernels, with what is baked into it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum Variant {
+    /// `flash_fwd`: tiles in workgroup memory.
+    Workgroup(flash_fwd::Variant),
+    /// `flash_fwd_broadcast`: tiles in registers, handed round a subgroup.
+    Broadcast(flash_fwd_broadcast::Variant),
+}
+
+impl Variant {
+    pub(crate) fn options_mut(&mut self) -> &mut Options {
+        match self {
+            Self::Workgroup(variant) => &mut variant.options,
+            Self::Broadcast(variant) => &mut variant.options,
+        }
+    }
+
+    /// Query rows of a workgroup.
+    pub(crate) fn block_q(&self) -> u32 {
+        match self {
+            Self::Workgroup(variant) => variant.block_q(),
+            Self::Broadcast(variant) => variant.block_q(),
+        }
+    }
+
+    /// Keys of a tile.
+    pub(crate) fn block_kv(&self) -> u32 {
+        match self {
+            Self::Workgroup(variant) => variant.block_kv(),
+            Self::Broadcast(variant) => variant.block_kv(),
+        }
+    }
+
+    /// Loop iterations of an invocation for one tile, all loops together: no less than there are, as drivers count.
+    pub(crate) fn iterations_of_tile(&self, head_dim: u32) -> u32 {
+        match self {
+            Self::Workgroup(variant) => variant.iterations_of_tile(head_dim),
+            Self::Broadcast(variant) => variant.iterations_of_tile(),
+        }
+    }
+
+    /// Whether it can resume where another dispatch of it ended.
+    pub(crate) fn has_passes(&self) -> bool {
+        matches!(self, Self::Workgroup(_))
+    }
+
+    /// The same for q, k and v that lie so, each with whether it has no elements.
+    pub(crate) fn aligned(self, tensors: [(Strides, bool); 3]) -> Self {
+        match self {
+            Self::Workgroup(_) => self,
+            Self::Broadcast(variant) => Self::Broadcast(variant.aligned(tensors)),
+        }
+    }
+
+    /// What the device needs to know.
+    pub(crate) fn kernel(&self) -> Kernel {
+        match self {
+            Self::Workgroup(variant) => variant.kernel(),
+            Self::Broadcast(variant) => variant.kernel(),
+        }
+    }
+}
