@@ -23,7 +23,10 @@ const HEAD_DIM: u32 = 64u; // @spec
 const VALUE_DIM: u32 = 64u; // @spec
 const ROWS: u32 = 4u; // @spec
 alias Rows = vec4<f32>; // @spec a number for each row of a lane
+alias RowWords = vec4<u32>; // @spec and a word
 
+// Whether more than the scale changes a score.
+const CHANGED: bool = SCORE_MOD || SOFTCAP || ALIBI || BIAS;
 const BLOCK_Q: u32 = LANES * ROWS;
 const BLOCK_KV: u32 = LANES;
 const LANE_BITS: u32 = (1u << LANES) - 1u;
@@ -70,8 +73,31 @@ fn next_masked(tile: u32, tiles: Tiles) -> u32 {
     return select(tile, max(tile, tiles.end_full), full);
 }
 
-fn is_finite(x: f32) -> bool {
-    return (bitcast<u32>(x) & 0x7fffffffu) < INF_BITS;
+// Rows come one by one in loops that aren't unrolled, each time the first: after ROWS turns all are back in their places. What is unrolled
+// is compiled once for each row, and drivers take long for it.
+fn turned(rows: Rows, last: f32) -> Rows {
+    var turned: Rows;
+    // @unroll
+    for (var r = 0u; r < ROWS - 1u; r++) {
+        turned[r] = rows[r + 1u];
+    }
+    turned[ROWS - 1u] = last;
+    return turned;
+}
+
+fn words_turned(words: RowWords, last: u32) -> RowWords {
+    var turned: RowWords;
+    // @unroll
+    for (var r = 0u; r < ROWS - 1u; r++) {
+        turned[r] = words[r + 1u];
+    }
+    turned[ROWS - 1u] = last;
+    return turned;
+}
+
+// Those of infinities and NaN are INF_BITS, all others' less.
+fn exponent_bits(x: f32) -> i32 {
+    return bitcast<i32>(x) & i32(INF_BITS);
 }
 
 @compute @workgroup_size(LANES)
@@ -112,12 +138,11 @@ fn flash_fwd_broadcast(
         for (var c = 0u; c < HEAD_DIM - Q_WIDTH; c++) {
             q[c] = q[c + Q_WIDTH];
         }
-        // @unroll
         for (var r = 0u; r < ROWS; r++) {
             let chunk = q_read(q_base + min(own_row + r * LANES, last_row) * params.q.row + d);
             // @unroll
             for (var e = 0u; e < Q_WIDTH; e++) {
-                q[HEAD_DIM - Q_WIDTH + e][r] = chunk[e];
+                q[HEAD_DIM - Q_WIDTH + e] = turned(q[HEAD_DIM - Q_WIDTH + e], chunk[e]);
             }
         }
     }
@@ -126,8 +151,8 @@ fn flash_fwd_broadcast(
     var row_max = Rows(start.x);
     var row_sum = Rows(start.y);
     var acc: array<Rows, ACC_COLUMNS>;
-    var keep: array<u32, ROWS>; // of the 32 keys round the tile
-    var skipped = false; // a number of V that isn't finite, in a tile with masked keys
+    var keep: RowWords; // of the 32 keys round the tile
+    var all_kept = true; // no number of V that isn't finite in a tile with masked keys
     for (var tile = tiles.first; tile < tiles.end; tile++) {
         if (KEEP_WORDS) {
             // On to the next tile that masks that are a table or a function leave something of. Behind the last nothing is visible.
@@ -135,11 +160,10 @@ fn flash_fwd_broadcast(
                 let is_new = tile == tiles.first || tile % (32u / LANES) == 0u;
                 // A loop of no time or one is left at once on devices that run both sides of an `if`.
                 for (var once = 0u; once < select(0u, 1u, is_new); once++) {
-                    // @unroll
                     for (var r = 0u; r < ROWS; r++) {
                         let row = own_row + r * LANES;
                         let word = keep_word(batch, head, min(row, last_row), tile * LANES / 32u * 32u, sequence);
-                        keep[r] = select(0u, word, row < q_len);
+                        keep = words_turned(keep, select(0u, word, row < q_len));
                     }
                 }
                 var kept = 0u;
@@ -183,7 +207,10 @@ fn flash_fwd_broadcast(
 
         // Scores as they count.
         // @unroll
-        for (var r = 0u; r < ROWS; r++) {
+        for (var n = 0u; n < LANES; n++) {
+            s[n] *= scale;
+        }
+        for (var r = 0u; r < select(0u, ROWS, CHANGED); r++) {
             let row = own_row + r * LANES;
             // @unroll
             for (var n = 0u; n < LANES; n += 4u) {
@@ -193,29 +220,28 @@ fn flash_fwd_broadcast(
                     let bias_row = bias_base + min(row, last_row) * params.bias.row;
                     bias4 = bias_of(bias_row + key * params.bias_key, sequence.kv_len - min(key, sequence.kv_len));
                 }
-                let four = scale * vec4(s[n][r], s[n + 1u][r], s[n + 2u][r], s[n + 3u][r]);
+                let four = vec4(s[n].x, s[n + 1u].x, s[n + 2u].x, s[n + 3u].x);
                 let final4 = final_scores(four, bias4, batch, head, row, key, i32(row) + offset);
-                s[n][r] = final4.x;
-                s[n + 1u][r] = final4.y;
-                s[n + 2u][r] = final4.z;
-                s[n + 3u][r] = final4.w;
+                // @unroll
+                for (var e = 0u; e < 4u; e++) {
+                    s[n + e] = turned(s[n + e], final4[e]);
+                }
             }
         }
-        for (var once = 0u; once < select(0u, 1u, masked); once++) {
+        for (var r = 0u; r < select(0u, ROWS, masked); r++) {
+            let row = own_row + r * LANES;
+            var bits = bits_seen(i32(row) + offset, first_key, kv_len);
+            if (KEEP_WORDS) {
+                bits &= keep.x >> (first_key % 32u);
+                keep = words_turned(keep, keep.x);
+            }
+            if (BIAS) {
+                bits &= bits_biased(bias_base + min(row, last_row) * params.bias.row, first_key, sequence.kv_len);
+            }
             // @unroll
-            for (var r = 0u; r < ROWS; r++) {
-                let row = own_row + r * LANES;
-                var bits = bits_seen(i32(row) + offset, first_key, kv_len);
-                if (KEEP_WORDS) {
-                    bits &= keep[r] >> (first_key % 32u);
-                }
-                if (BIAS) {
-                    bits &= bits_biased(bias_base + min(row, last_row) * params.bias.row, first_key, sequence.kv_len);
-                }
-                // @unroll
-                for (var n = 0u; n < LANES; n++) {
-                    s[n][r] = bitcast<f32>(select(NEG_INF_BITS, bitcast<u32>(s[n][r]), (bits & (1u << n)) != 0u));
-                }
+            for (var n = 0u; n < LANES; n++) {
+                let kept = bitcast<f32>(select(NEG_INF_BITS, bitcast<u32>(s[n].x), (bits & (1u << n)) != 0u));
+                s[n] = turned(s[n], kept);
             }
         }
 
@@ -225,34 +251,35 @@ fn flash_fwd_broadcast(
         for (var n = 0u; n < LANES; n++) {
             largest = max(largest, s[n]);
         }
+        var poison = Rows(0.0); // NaN if any score is, or if one is infinite: below itself
+        // @unroll
+        for (var n = 0u; n < LANES; n++) {
+            s[n] = (s[n] - largest) * LOG2_E;
+            poison += s[n];
+        }
+        let is_nan = (bitcast<RowWords>(poison) & RowWords(0x7fffffffu)) > RowWords(INF_BITS);
         // From LOWEST the difference may overflow; any exponent below -150 rescales to 0. An infinite maximum is no less than itself.
         let lowered = exp2(max((row_max - largest) * LOG2_E, Rows(-200.0)));
-        let rescale = select(lowered, Rows(1.0), row_max == largest);
+        let rescale = select(select(lowered, Rows(1.0), row_max == largest), poison, is_nan);
         row_max = largest;
         row_sum *= rescale;
         // @unroll
         for (var n = 0u; n < LANES; n++) {
-            let below = (s[n] - largest) * LOG2_E;
-            let weight = exp2(max(below, Rows(-200.0)));
-            // @unroll
-            for (var r = 0u; r < ROWS; r++) {
-                // Of a NaN, and of an infinite score below itself.
-                let is_nan = (bitcast<u32>(below[r]) & 0x7fffffffu) > INF_BITS;
-                s[n][r] = select(weight[r], below[r], is_nan);
-            }
+            s[n] = exp2(max(s[n], Rows(-200.0)));
             row_sum += s[n];
         }
 
         // acc = acc e^(m - m') + P V, each chunk of V read right before its use.
         let v_row = v_base + own_key * params.v.row;
+        let kept_below = select(0x7fffffff, i32(INF_BITS), masked);
         // @unroll
         for (var c = 0u; c < VALUE_DIM; c += V_WIDTH) {
             var chunk = v_read(v_row + c);
             // @unroll
             for (var e = 0u; e < V_WIDTH; e++) {
-                let skip = masked && !is_finite(chunk[e]);
-                skipped = skipped || skip;
-                chunk[e] = select(chunk[e], 0.0, skip);
+                let kept = exponent_bits(chunk[e]) < kept_below;
+                all_kept = all_kept && kept;
+                chunk[e] = select(0.0, chunk[e], kept);
             }
             // @unroll
             for (var first = 0u; first < V_WIDTH; first += COLUMNS_AT_ONCE) {
@@ -272,54 +299,53 @@ fn flash_fwd_broadcast(
     }
 
     // O a chunk at a time, each pulling the ones after it up.
-    let end_skipped = select(0u, tiles.end, subgroupAny(skipped));
+    let end_skipped = select(0u, tiles.end, subgroupAny(!all_kept));
     for (var column = 0u; column < VALUE_DIM; column += OUT_WIDTH) {
         // What was skipped of V, for the rows that see it.
         for (var tile = next_masked(tiles.first, tiles); tile < end_skipped; tile = next_masked(tile + 1u, tiles)) {
             let first_key = tile * LANES;
             let v_row = v_base + min(first_key + lane, last_key) * params.v.row;
-            var bits: array<u32, ROWS>;
-            // @unroll
+            var seen: RowWords;
             for (var r = 0u; r < ROWS; r++) {
                 let row = own_row + r * LANES;
-                bits[r] = bits_seen(i32(row) + offset, first_key, kv_len);
+                var bits = bits_seen(i32(row) + offset, first_key, kv_len);
                 if (KEEP_WORDS) {
                     let word = keep_word(batch, head, min(row, last_row), first_key / 32u * 32u, sequence);
-                    bits[r] &= word >> (first_key % 32u);
+                    bits &= word >> (first_key % 32u);
                 }
                 if (BIAS) {
-                    bits[r] &= bits_biased(bias_base + min(row, last_row) * params.bias.row, first_key, sequence.kv_len);
+                    bits &= bits_biased(bias_base + min(row, last_row) * params.bias.row, first_key, sequence.kv_len);
                 }
+                seen = words_turned(seen, bits);
             }
             // @unroll
             for (var c = 0u; c < OUT_WIDTH; c += V_WIDTH) {
                 let chunk = v_read(v_row + min(column + c, VALUE_DIM - V_WIDTH));
                 // @unroll
                 for (var e = 0u; e < V_WIDTH; e++) {
-                    let skip = select(chunk[e], 0.0, is_finite(chunk[e]));
+                    let skip = select(chunk[e], 0.0, exponent_bits(chunk[e]) < i32(INF_BITS));
                     // @unroll
                     for (var n = 0u; n < LANES; n++) {
-                        let value = subgroupBroadcast(skip, n);
-                        // @unroll
-                        for (var r = 0u; r < ROWS; r++) {
-                            acc[c + e][r] += select(0.0, value, (bits[r] & (1u << n)) != 0u);
-                        }
+                        let value = Rows(subgroupBroadcast(skip, n));
+                        acc[c + e] += select(Rows(0.0), value, (seen & RowWords(1u << n)) != RowWords(0u));
                     }
                 }
             }
         }
-        // @unroll
         for (var r = 0u; r < ROWS; r++) {
             let row = own_row + r * LANES;
-            if (row < max(q_len, params.rows)) {
-                let empty = row_sum[r] == 0.0 || row >= q_len;
-                let sum = select(row_sum[r], 1.0, empty);
-                // @unroll
-                for (var c = 0u; c < OUT_WIDTH; c += 4u) {
-                    let four = vec4(acc[c][r], acc[c + 1u][r], acc[c + 2u][r], acc[c + 3u][r]) / sum;
-                    let count = VALUE_DIM - min(column + c, VALUE_DIM);
-                    store_out(out_base + row * params.out.row + column + c, select(four, vec4(0.0), empty), count);
-                }
+            let empty = row_sum.x == 0.0 || row >= q_len;
+            let sum = select(row_sum.x, 1.0, empty);
+            // @unroll
+            for (var c = 0u; c < OUT_WIDTH; c += 4u) {
+                let four = vec4(acc[c].x, acc[c + 1u].x, acc[c + 2u].x, acc[c + 3u].x) / sum;
+                let count = select(0u, VALUE_DIM - min(column + c, VALUE_DIM), row < max(q_len, params.rows));
+                store_out(out_base + row * params.out.row + column + c, select(four, vec4(0.0), empty), count);
+            }
+            row_sum = turned(row_sum, row_sum.x);
+            // @unroll
+            for (var c = 0u; c < OUT_WIDTH; c++) {
+                acc[c] = turned(acc[c], acc[c].x);
             }
         }
         // @unroll
@@ -327,12 +353,13 @@ fn flash_fwd_broadcast(
             acc[c] = acc[c + OUT_WIDTH];
         }
     }
-    // @unroll
     for (var r = 0u; r < ROWS; r++) {
         let row = own_row + r * LANES;
         if (row < max(q_len, params.rows)) {
-            let empty = row_sum[r] == 0.0 || row >= q_len;
-            lse[lse_base + row * params.lse.row] = lse_bits(row_max[r], select(row_sum[r], 1.0, empty), empty);
+            let empty = row_sum.x == 0.0 || row >= q_len;
+            lse[lse_base + row * params.lse.row] = lse_bits(row_max.x, select(row_sum.x, 1.0, empty), empty);
         }
+        row_sum = turned(row_sum, row_sum.x);
+        row_max = turned(row_max, row_max.x);
     }
 }

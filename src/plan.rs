@@ -148,6 +148,10 @@ pub(crate) fn loops_per_pass(iterations: u32, device_type: wgpu::DeviceType) -> 
     if device_type == wgpu::DeviceType::Cpu { SOFTWARE_LOOP_ITERATIONS / iterations } else { u32::MAX }
 }
 
+/// What `flash_fwd_broadcast` is worth its compilation for, on a software device: that takes a second or more, once, and saves half of the
+/// 5 ms that `flash_fwd` takes for this much.
+const BROADCAST_FLOPS: u64 = 1 << 27;
+
 /// Accumulator vec4s a thread may hold before it spills: 128 scalars of the 255 registers that common GPUs give a thread.
 const MAX_ACC_VECS: u32 = 32;
 
@@ -173,7 +177,8 @@ pub(crate) fn forward_variants(problem: &Problem, facts: &DeviceFacts) -> Vec<fo
     let broadcast =
         flash_fwd_broadcast::Variant::for_dims(head_dim, value_dim, facts.min_subgroup_size, facts.features, options);
     if let Some(variant) = broadcast.filter(|variant| supported(&variant.kernel(), facts)) {
-        let first = facts.device_type == wgpu::DeviceType::Cpu && variant.lanes == 8;
+        let is_long = problem.flops() >= BROADCAST_FLOPS;
+        let first = facts.device_type == wgpu::DeviceType::Cpu && variant.lanes == 8 && is_long;
         variants.insert(if first { 0 } else { variants.len() }, forward::Variant::Broadcast(variant));
     }
     variants

@@ -6,6 +6,7 @@ const RANGES: bool = false; // @spec keys that each row may see: a table
 const MASK_MOD: bool = false; // @spec a mask that is a function
 const KEEP_WORDS: bool = false; // @spec any mask that is a table or a function: mask, RANGES, MASK_MOD
 const BIAS: bool = false; // @spec
+const SCORE_MOD: bool = false; // @spec scores that a function changes
 const SOFTCAP: bool = false; // @spec
 const ALIBI: bool = false; // @spec
 const SINKS: bool = false; // @spec

@@ -107,6 +107,7 @@ impl Options {
             ("MASK_MOD", self.mask_mod.is_some()),
             ("KEEP_WORDS", self.keep_words()),
             ("BIAS", self.bias.is_some()),
+            ("SCORE_MOD", self.score_mod.is_some()),
             ("SOFTCAP", self.softcap),
             ("ALIBI", self.alibi),
             ("SINKS", self.sinks),

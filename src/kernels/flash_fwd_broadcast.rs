@@ -25,9 +25,9 @@ impl Default for Variant {
     }
 }
 
-/// Numbers of q, and of the output, that a lane holds, at most: what the driver compiles grows with them.
-const MAX_HELD_: u32 = 256;
-fn max_held() -> u32 { std::env::var("HELD").map_or(MAX_HELD_, |it| it.parse().unwrap()) }
+/// Numbers of q, and of the output, that a lane holds, at most: more rows need fewer loads a product, but what a driver compiles, and how
+/// long it takes for it, grows with them.
+const MAX_HELD: u32 = 384;
 
 /// How many elements at once `wide` can read of a type, the most first.
 fn widths_of(stored: Stored) -> &'static [u32] {
@@ -63,7 +63,7 @@ impl Variant {
         options: Options,
     ) -> Option<Self> {
         let lanes = [8, 4].into_iter().find(|&lanes| lanes <= min_subgroup_size)?;
-        let rows = (max_held() / head_dim.max(value_dim).max(1)).min(4);
+        let rows = (MAX_HELD / head_dim.max(value_dim).max(1)).min(4);
         let any = Self { lanes, rows, head_dim, value_dim, widths: [1; 3], options };
         let widths = any.widths_where(|stored, width| {
             features.contains(wgpu::Features::SHADER_INT64) || !alternative(stored, width).1
@@ -109,14 +109,15 @@ impl Variant {
     /// Loop iterations of an invocation for one tile, all loops together: no less than there are, as drivers count.
     pub(crate) fn iterations_of_tile(&self) -> u32 {
         let options = &self.options;
-        let of_word = if options.mask_mod.is_some() { 34 } else { 1 };
+        let changed = options.score_mod.is_some() || options.softcap || options.alibi || options.bias.is_some();
+        // Where only causality, window and length mask, few tiles have masked keys; a table may have some in any.
+        let any_masked = options.keep_words() || options.bias.is_some();
+        let word = self.rows * if options.mask_mod.is_some() { 34 } else { 1 };
         // A new word comes every 32 keys.
-        let finding = if options.keep_words() { 2 + (of_word * self.rows * self.lanes).div_ceil(32) } else { 0 };
-        // Where any tile may have masked keys, what was skipped of V takes all of them again, for each stored chunk of columns.
-        let all_masked = options.keep_words() || options.bias.is_some();
-        let of_mask = if options.mask_mod.is_some() { 34 * self.rows } else { 0 };
-        let skipped = if all_masked { self.value_dim.div_ceil(4) * (1 + of_mask) } else { 0 };
-        2 + finding + skipped
+        let finding = if options.keep_words() { 2 + (word * self.lanes).div_ceil(32) } else { 0 };
+        // What was skipped of V takes all of those tiles again, for each stored chunk of columns.
+        let skipped = if any_masked { self.value_dim.div_ceil(4) * (2 + word) } else { 0 };
+        2 + finding + if changed { self.rows } else { 0 } + if any_masked { self.rows } else { 0 } + skipped
     }
 
     /// What the device needs to know.
@@ -128,7 +129,8 @@ impl Variant {
             .spec("HEAD_DIM", self.head_dim)
             .spec("VALUE_DIM", self.value_dim)
             .spec("ROWS", self.rows)
-            .spec("Rows", ["vec2<f32>", "vec3<f32>", "vec4<f32>"][self.rows as usize - 2]);
+            .spec("Rows", ["vec2<f32>", "vec3<f32>", "vec4<f32>"][self.rows as usize - 2])
+            .spec("RowWords", ["vec2<u32>", "vec3<u32>", "vec4<u32>"][self.rows as usize - 2]);
         for ((slot, stored), width) in
             [("q", options.q), ("k", options.k), ("v", options.v)].into_iter().zip(self.widths)
         {

@@ -66,15 +66,17 @@ fn many_keys() {
     }
 }
 
-/// What would have to be resumed from an output that is rounded is refused, on devices that take several passes.
+/// What would have to be resumed from an output that is rounded is refused, on devices that take several passes with every kernel they have.
 #[test]
 fn many_keys_into_few_bits() {
     for engine in engines() {
         let k = engine.alloc(DType::F16, [1, 1, LONG, 4]).unwrap();
         let q = engine.alloc(DType::F16, [1, 1, 1, 4]).unwrap();
-        let software = engine.facts().device_type == wgpu::DeviceType::Cpu;
+        let facts = engine.facts();
+        let software = facts.device_type == wgpu::DeviceType::Cpu;
+        let subgroups = facts.features.contains(wgpu::Features::SUBGROUP) && facts.min_subgroup_size >= 4;
         let refused = engine.attention(&q, &k, &k, &Attention::full());
-        assert_eq!(refused.is_err(), software, "{:?}", refused.err());
+        assert_eq!(refused.is_err(), software && !subgroups, "{:?}", refused.err());
         engine.attention(&q, &k, &k, &Attention::full().output_dtype(DType::F32)).unwrap();
     }
 }
