@@ -13,6 +13,8 @@
 //! any shape, with memory, naive attention and the machine's best beside it. An "element" of criterion's throughput is a floating-point
 //! operation, so that its Gelem/s are GFLOP/s.
 
+mod random;
+
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -23,6 +25,8 @@ use tilewise::reference::{self, Case, Comparison, Precision, Row};
 use tilewise::{
     Attention, AttentionOutput, Bindings, DType, Dims, Engine, Inputs, Plan, Problem, Storage, Tensor, wgpu,
 };
+
+use random::random;
 
 /// Rows, and of a matrix product columns too, that are compared with the reference.
 const CHECKED: usize = 16;
@@ -277,17 +281,4 @@ fn require(what: &str, comparison: &Comparison) -> Result<()> {
 fn spread(size: usize) -> Vec<usize> {
     let count = CHECKED.min(size);
     (0..count).map(|n| if count == 1 { size - 1 } else { n * (size - 1) / (count - 1) }).collect()
-}
-
-/// Numbers of mean 0 and variance 1, evenly distributed, which a seed fixes (`SplitMix64`).
-fn random(seed: u64, len: usize) -> Vec<f32> {
-    let mut state = seed;
-    let mut next = || {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let x = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let unit = ((x ^ (x >> 31)) >> 40) as f32 / (1 << 23) as f32 - 1.0;
-        unit * 3f32.sqrt()
-    };
-    (0..len).map(|_| next()).collect()
 }
