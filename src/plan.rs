@@ -388,12 +388,8 @@ fn why_tiled(variant: &forward::Variant, problem: &Problem, facts: &DeviceFacts,
         String::new()
     };
     let device = if facts.device_type == wgpu::DeviceType::Cpu { "a software device" } else { "a GPU" };
-    let tile = format!(
-        "tiles of {} queries by {} keys, {} threads",
-        variant.block_q(),
-        variant.block_kv(),
-        variant.kernel().invocations()
-    );
+    let tile =
+        format!("tiles of {} queries by {} keys, {} threads", variant.block_q(), variant.block_kv(), variant.threads());
     match variant {
         forward::Variant::Workgroup(variant) => format!(
             "{tile}: the first choice for {device} that fits value_dim {} in {} of {} bytes of workgroup memory{passes}",

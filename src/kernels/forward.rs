@@ -22,6 +22,14 @@ impl Variant {
         }
     }
 
+    /// Invocations of a workgroup.
+    pub(crate) fn threads(&self) -> u32 {
+        match self {
+            Self::Workgroup(variant) => variant.tx * variant.ty,
+            Self::Broadcast(variant) => variant.lanes,
+        }
+    }
+
     /// Query rows of a workgroup.
     pub(crate) fn block_q(&self) -> u32 {
         match self {
