@@ -42,8 +42,11 @@ const V_BINDING: u32 = 3u;
 
 @group(0) @binding(0) var<uniform> params: Params;
 // @include wide as q = f32_1
+// @include pair as q_pair = none
 // @include wide as k = f32_1
+// @include pair as k_pair = none
 // @include wide as v = f32_1
+// @include pair as v_pair = none
 // @include out = f32
 @group(0) @binding(5) var<storage, read_write> lse: array<u32>;
 // @include attention

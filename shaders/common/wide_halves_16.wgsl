@@ -1,10 +1,6 @@
-// Text `wide`: a tensor of f16, sixteen at a time from a multiple of sixteen on, four to a word of 64 bits.
+// Text `wide`: a tensor of 16-bit numbers, sixteen at a time from a multiple of sixteen on, four to a word of 64 bits. The text `pair` makes f32s of 32.
 const WIDE_WIDTH: u32 = 16u;
 @group(0) @binding(WIDE_BINDING) var<storage, read> wide: array<vec4<u64>>;
-
-fn wide_pair(word: u32) -> vec2<f32> {
-    return unpack2x16float(word);
-}
 
 fn wide_read(index: u32) -> array<f32, WIDE_WIDTH> {
     let words = wide[index / WIDE_WIDTH];

@@ -1,10 +1,6 @@
-// Text `wide`: a tensor of f16, eight at a time from a multiple of eight on.
+// Text `wide`: a tensor of 16-bit numbers, eight at a time from a multiple of eight on. The text `pair` makes f32s of a word.
 const WIDE_WIDTH: u32 = 8u;
 @group(0) @binding(WIDE_BINDING) var<storage, read> wide: array<vec4<u32>>;
-
-fn wide_pair(word: u32) -> vec2<f32> {
-    return unpack2x16float(word);
-}
 
 fn wide_read(index: u32) -> array<f32, WIDE_WIDTH> {
     let words = wide[index / WIDE_WIDTH];

@@ -29,26 +29,36 @@ impl Default for Variant {
 /// long it takes for it, grows with them.
 const MAX_HELD: u32 = 384;
 
-/// How many elements at once `wide` can read of a type, the most first.
-fn widths_of(stored: Stored) -> &'static [u32] {
+/// A way to read a tensor.
+struct Read {
+    /// Elements that are read at once.
+    width: u32,
+    /// The alternative of the text `wide`.
+    alternative: &'static str,
+    /// Whether it takes words of 64 bits.
+    takes_int64: bool,
+}
+
+const fn read(width: u32, alternative: &'static str, takes_int64: bool) -> Read {
+    Read { width, alternative, takes_int64 }
+}
+
+/// The ways to read a type, the widest first; the last is an element at a time.
+fn reads(stored: Stored) -> &'static [Read; 3] {
+    const F32: [Read; 3] = [read(8, "f32_8", true), read(4, "f32_4", false), read(1, "f32_1", false)];
+    const HALVES: [Read; 3] = [read(16, "halves_16", true), read(8, "halves_8", false), read(1, "halves_1", false)];
     match stored {
-        Stored::F32 => &[8, 4, 1],
-        Stored::F16 | Stored::F16Packed | Stored::Bf16 => &[16, 8, 1],
+        Stored::F32 => &F32,
+        Stored::F16 | Stored::F16Packed | Stored::Bf16 => &HALVES,
     }
 }
 
-/// The alternative of the text `wide` for a type and a width, and whether it takes words of 64 bits.
-fn alternative(stored: Stored, width: u32) -> (&'static str, bool) {
-    match (stored, width) {
-        (Stored::F32, 8) => ("f32_8", true),
-        (Stored::F32, 4) => ("f32_4", false),
-        (Stored::F32, _) => ("f32_1", false),
-        (Stored::F16 | Stored::F16Packed, 16) => ("f16_16", true),
-        (Stored::F16 | Stored::F16Packed, 8) => ("f16_8", false),
-        (Stored::F16 | Stored::F16Packed, _) => ("f16_1", false),
-        (Stored::Bf16, 16) => ("bf16_16", true),
-        (Stored::Bf16, 8) => ("bf16_8", false),
-        (Stored::Bf16, _) => ("bf16_1", false),
+/// The alternative of the text `pair` for a type.
+fn pair(stored: Stored) -> &'static str {
+    match stored {
+        Stored::F32 => "none",
+        Stored::F16 | Stored::F16Packed => "f16",
+        Stored::Bf16 => "bf16",
     }
 }
 
@@ -65,34 +75,30 @@ impl Variant {
         let lanes = [8, 4].into_iter().find(|&lanes| lanes <= min_subgroup_size)?;
         let rows = (MAX_HELD / head_dim.max(value_dim).max(1)).min(4);
         let any = Self { lanes, rows, head_dim, value_dim, widths: [1; 3], options };
-        let widths = any.widths_where(|stored, width| {
-            features.contains(wgpu::Features::SHADER_INT64) || !alternative(stored, width).1
-        });
+        let has_int64 = features.contains(wgpu::Features::SHADER_INT64);
+        let widths = any.widths_where(|_, read| has_int64 || !read.takes_int64);
         (rows >= 2).then_some(Self { widths, ..any })
     }
 
-    /// For each of q, k and v the most elements at once that make up its rows and that `accepted` takes.
-    fn widths_where(&self, accepted: impl Fn(Stored, u32) -> bool) -> [u32; 3] {
+    /// For each of q, k and v, which are 0, 1 and 2, the most elements at once that make up its rows and that `accepted` takes.
+    fn widths_where(&self, accepted: impl Fn(usize, &Read) -> bool) -> [u32; 3] {
         let Options { q, k, v, .. } = self.options;
-        [(q, self.head_dim), (k, self.head_dim), (v, self.value_dim)].map(|(stored, dim)| {
-            let mut widths = widths_of(stored).iter().copied();
-            widths.find(|&width| dim.is_multiple_of(width) && accepted(stored, width)).unwrap_or(1)
+        let tensors = [(q, self.head_dim), (k, self.head_dim), (v, self.value_dim)];
+        core::array::from_fn(|index| {
+            let (stored, dim) = tensors[index];
+            let mut reads = reads(stored).iter();
+            reads.find(|read| dim.is_multiple_of(read.width) && accepted(index, read)).map_or(1, |read| read.width)
         })
     }
 
     /// The same, reading no wider than lets every row of the tensors q, k and v begin at a multiple of the width.
     pub(crate) fn aligned(self, tensors: [(Strides, bool); 3]) -> Self {
-        let mut widths = self.widths;
-        for (index, (strides, is_empty)) in tensors.into_iter().enumerate() {
-            let fits = |width: &u32| {
-                let Strides { offset, outer, inner, row } = strides;
-                [offset, outer, inner, row].into_iter().all(|it| it.is_multiple_of(*width))
-            };
-            let stored = [self.options.q, self.options.k, self.options.v][index];
-            let narrower = widths_of(stored).iter().copied().filter(|&width| width <= widths[index]);
+        let widths = self.widths_where(|index, &Read { width, .. }| {
+            let (Strides { offset, outer, inner, row }, is_empty) = tensors[index];
+            let fits = [offset, outer, inner, row].into_iter().all(|it| it.is_multiple_of(width));
             // Of a tensor without elements the binding may be shorter than a wide element.
-            widths[index] = if is_empty { 1 } else { narrower.into_iter().find(fits).unwrap_or(1) };
-        }
+            fits && !is_empty && width <= self.widths[index]
+        });
         Self { widths, ..self }
     }
 
@@ -131,12 +137,14 @@ impl Variant {
             .spec("ROWS", self.rows)
             .spec("Rows", ["vec2<f32>", "vec3<f32>", "vec4<f32>"][self.rows as usize - 2])
             .spec("RowWords", ["vec2<u32>", "vec3<u32>", "vec4<u32>"][self.rows as usize - 2]);
-        for ((slot, stored), width) in
-            [("q", options.q), ("k", options.k), ("v", options.v)].into_iter().zip(self.widths)
-        {
-            let (alternative, takes_int64) = alternative(stored, width);
-            recipe = recipe.slot(slot, alternative);
-            features.set(wgpu::Features::SHADER_INT64, takes_int64 || features.contains(wgpu::Features::SHADER_INT64));
+        let tensors = [("q", "q_pair", options.q), ("k", "k_pair", options.k), ("v", "v_pair", options.v)];
+        for ((slot, pair_slot, stored), width) in tensors.into_iter().zip(self.widths) {
+            let reads @ [.., single] = reads(stored);
+            let read = reads.iter().find(|read| read.width == width).unwrap_or(single);
+            recipe = recipe.slot(slot, read.alternative).slot(pair_slot, pair(stored));
+            if read.takes_int64 {
+                features |= wgpu::Features::SHADER_INT64;
+            }
         }
         let (recipe, storage) = options.apply(recipe);
         Kernel {

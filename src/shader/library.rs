@@ -34,6 +34,9 @@ impl Library {
         "common/out_f16.wgsl",
         "common/out_f32.wgsl",
         "common/out_halves.wgsl",
+        "common/pair_bf16.wgsl",
+        "common/pair_f16.wgsl",
+        "common/pair_none.wgsl",
         "common/score_mod_none.wgsl",
         "common/stored_bf16.wgsl",
         "common/stored_f16.wgsl",
@@ -41,15 +44,12 @@ impl Library {
         "common/stored_f32.wgsl",
         "common/stored_none.wgsl",
         "common/tanh.wgsl",
-        "common/wide_bf16_1.wgsl",
-        "common/wide_bf16_16.wgsl",
-        "common/wide_bf16_8.wgsl",
-        "common/wide_f16_1.wgsl",
-        "common/wide_f16_16.wgsl",
-        "common/wide_f16_8.wgsl",
         "common/wide_f32_1.wgsl",
         "common/wide_f32_4.wgsl",
         "common/wide_f32_8.wgsl",
+        "common/wide_halves_1.wgsl",
+        "common/wide_halves_16.wgsl",
+        "common/wide_halves_8.wgsl",
     };
 
     /// A file by its path; gives the path too, with the longer life.

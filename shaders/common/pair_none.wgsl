@@ -1,0 +1,1 @@
+// Text `pair`: the tensor holds no 16-bit numbers.
