@@ -27,36 +27,6 @@ const B_STRIDE: u32 = TX * COL_VECS + 1u;
 const B_BASE: u32 = SLICE_K * A_STRIDE;
 const STAGE_VECS: u32 = SLICE_K * (A_STRIDE + B_STRIDE);
 
-// One tensor's place: element (o, i, row, column) is at offset + o*outer + i*inner + row*row + column.
-struct Strides {
-    offset: u32,
-    outer: u32,
-    inner: u32,
-    row: u32,
-}
-
-struct Params {
-    a: Strides,
-    b: Strides,
-    c: Strides,
-    m: u32,
-    n: u32,
-    k: u32,
-    inner: u32,
-    group_size: u32,
-    m_blocks: u32,    // ceil(m / BLOCK_M)
-    n_blocks: u32,    // ceil(n / BLOCK_N)
-    first_block: u32, // this dispatch owns the blocks first_block .. end_block of all matrices
-    end_block: u32,
-    diagonal: i32,    // of a causal A
-    alpha: f32,
-    first_k: u32,     // and its part first_k .. end_k of the sum, whole slices; after the first it is added to c
-    end_k: u32,
-    pad_0: u32,
-    pad_1: u32,
-    pad_2: u32,
-}
-
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> a: array<f32>;
 @group(0) @binding(2) var<storage, read> b: array<f32>;
@@ -64,8 +34,15 @@ struct Params {
 
 var<workgroup> sh_stage: array<vec4<f32>, STAGE_VECS>;
 
-// @include matmul_b = rows
-// @include matmul_reach = all
+// @include matmul
+
+// (k within the slice, vec4 of columns) that a staging item fills: neighbouring threads read neighbouring elements.
+fn b_item(item: u32) -> vec2<u32> {
+    if (B_TRANSPOSED) {
+        return vec2(item % SLICE_K, item / SLICE_K);
+    }
+    return vec2(item / (TX * COL_VECS), item % (TX * COL_VECS));
+}
 
 @compute @workgroup_size(TX, TY)
 fn matmul(
@@ -74,20 +51,15 @@ fn matmul(
     @builtin(local_invocation_id) thread: vec3<u32>,
     @builtin(local_invocation_index) lane: u32,
 ) {
-    let block = params.first_block + workgroup.y * workgroups.x + workgroup.x;
-    if (block >= params.end_block) {
+    let number = params.first_block + workgroup.y * workgroups.x + workgroup.x;
+    if (number >= params.end_block) {
         return; // the whole workgroup at once: the grid is folded into a rectangle
     }
+    let block = block_of(number, BLOCK_M, BLOCK_N);
+    let first_row = block.first_row;
+    let first_column = block.first_column;
     let x = thread.x;
     let y = thread.y;
-    let first_column = (block % params.n_blocks) * BLOCK_N;
-    let first_row = (block / params.n_blocks % params.m_blocks) * BLOCK_M;
-    let matrix = block / (params.n_blocks * params.m_blocks);
-    let outer = matrix / params.inner;
-    let inner = matrix % params.inner;
-    let a_base = params.a.offset + outer * params.a.outer + inner * params.a.inner;
-    let b_base = params.b.offset + outer * params.b.outer + inner / params.group_size * params.b.inner;
-    let c_base = params.c.offset + outer * params.c.outer + inner * params.c.inner;
     let k_end = min(reach(min(first_row + BLOCK_M, params.m) - 1u), params.end_k);
 
     var acc: array<vec4<f32>, 4u * ROW_VECS * COL_VECS>; // acc[row * COL_VECS + column vector]
@@ -100,7 +72,7 @@ fn matmul(
             // @unroll
             for (var e = 0u; e < 4u; e++) {
                 let inside = k < params.k && row + e < params.m;
-                four[e] = select(0.0, a[select(0u, a_base + (row + e) * params.a.row + k, inside)], inside);
+                four[e] = select(0.0, a[select(0u, block.a_base + (row + e) * params.a.row + k, inside)], inside);
             }
             sh_stage[(item % SLICE_K) * A_STRIDE + item / SLICE_K] = four;
         }
@@ -112,7 +84,7 @@ fn matmul(
                 let k = k0 + at.x;
                 let column = first_column + 4u * at.y + e;
                 let inside = k < params.k && column < params.n;
-                four[e] = select(0.0, b[select(0u, b_base + b_index(k, column), inside)], inside);
+                four[e] = select(0.0, b[select(0u, block.b_base + b_index(k, column), inside)], inside);
             }
             sh_stage[B_BASE + at.x * B_STRIDE + at.y] = four;
         }
@@ -131,7 +103,8 @@ fn matmul(
                     // @unroll
                     for (var j = 0u; j < COL_VECS; j++) {
                         let row = first_row + 4u * (i * TY + y) + e;
-                        acc[(4u * i + e) * COL_VECS + j] = multiply_add(a4[e], b4[j], acc[(4u * i + e) * COL_VECS + j], row, k0 + k);
+                        acc[(4u * i + e) * COL_VECS + j] =
+                            multiply_add(vec4(a4[e]), b4[j], acc[(4u * i + e) * COL_VECS + j], k0 + k, vec4(reach(row)));
                     }
                 }
             }
@@ -151,7 +124,7 @@ fn matmul(
                 for (var f = 0u; f < 4u; f++) {
                     let column = first_column + 4u * (j * TX + x) + f;
                     if (row < params.m && column < params.n) {
-                        let at = c_base + row * params.c.row + column;
+                        let at = block.c_base + row * params.c.row + column;
                         if (params.first_k > 0u) {
                             c[at] += four[f];
                         } else {

@@ -4,7 +4,9 @@ use core::fmt;
 
 use crate::error::{Error, Result};
 use crate::gpu::Kernel;
-use crate::kernels::{flash_fwd, flash_fwd_broadcast, forward, matmul, mods, softmax_rows, to_u32};
+use crate::kernels::{
+    flash_fwd, flash_fwd_broadcast, forward, matmul, matmul_broadcast, mods, product, softmax_rows, to_u32,
+};
 use crate::problem::{Attention, DType, Dims, Problem, Storage};
 
 /// What planning needs to know of a device.
@@ -52,9 +54,9 @@ pub(crate) enum Route {
         keys_per_pass: u32,
     },
     Naive {
-        scores: matmul::Variant,
+        scores: product::Variant,
         softmax: softmax_rows::Variant,
-        values: matmul::Variant,
+        values: product::Variant,
     },
 }
 
@@ -184,22 +186,33 @@ pub(crate) fn forward_variants(problem: &Problem, facts: &DeviceFacts) -> Vec<fo
     variants
 }
 
-/// The preferred variant of `matmul` for a product over `k`.
-pub(crate) fn matmul_variant(
+/// The preferred variant of the matrix products for so many products (m, k) by (k, n).
+pub(crate) fn product_variant(
     b: matmul::Operand,
     reach: matmul::Reach,
-    k: usize,
+    matrices: usize,
+    [m, n, k]: [usize; 3],
     facts: &DeviceFacts,
-) -> Result<matmul::Variant> {
-    let tiles: &[_] = if facts.device_type == wgpu::DeviceType::Cpu { &CPU_MATMUL_TILES } else { &GPU_MATMUL_TILES };
+) -> Result<product::Variant> {
+    let is_software = facts.device_type == wgpu::DeviceType::Cpu;
+    let size = |size: usize| u32::try_from(size).unwrap_or(u32::MAX);
+    let flops = [m, n, k].iter().fold(2 * matrices as u64, |flops, &size| flops.saturating_mul(size as u64));
+    if is_software && flops >= BROADCAST_FLOPS {
+        let dims = [m, n, k].map(size);
+        let variant = matmul_broadcast::Variant::for_dims(b, dims, facts.min_subgroup_size, facts.features)
+            .map(|variant| matmul_broadcast::Variant { reach, ..variant });
+        if let Some(variant) = variant.filter(|variant| supported(&variant.kernel(), facts)) {
+            return Ok(product::Variant::Broadcast(variant));
+        }
+    }
+    let tiles: &[_] = if is_software { &CPU_MATMUL_TILES } else { &GPU_MATMUL_TILES };
     let budget = facts.limits.max_compute_workgroup_storage_size;
-    let k = u32::try_from(k).unwrap_or(u32::MAX);
-    let fits = tiles.iter().filter_map(|&(grid, vecs)| {
-        matmul::Variant::for_dims(grid, vecs, k, budget)
+    let mut fits = tiles.iter().filter_map(|&(grid, vecs)| {
+        matmul::Variant::for_dims(grid, vecs, size(k), budget)
             .map(|variant| matmul::Variant { b, reach, ..variant })
             .filter(|variant| supported(&variant.kernel(), facts))
     });
-    fits.into_iter().next().ok_or_else(|| no_variant("matmul", facts))
+    fits.next().map(product::Variant::Workgroup).ok_or_else(|| no_variant("matmul", facts))
 }
 
 /// The preferred variant of `softmax_rows`.
@@ -316,11 +329,12 @@ impl Plan {
             }
         }
         let reach = if problem.attention.is_causal() { matmul::Reach::Causal } else { matmul::Reach::All };
-        let dims = &problem.dims;
+        let &Dims { batch, q_heads, q_len, kv_len, head_dim, value_dim, .. } = &problem.dims;
+        let product = |b, reach, n, k| product_variant(b, reach, batch * q_heads, [q_len, n, k], facts);
         let route = Route::Naive {
-            scores: matmul_variant(matmul::Operand::Columns, matmul::Reach::All, dims.head_dim, facts)?,
-            softmax: softmax_rows_variant(dims.kv_len, facts)?,
-            values: matmul_variant(matmul::Operand::Rows, reach, dims.kv_len, facts)?,
+            scores: product(matmul::Operand::Columns, matmul::Reach::All, kv_len, head_dim)?,
+            softmax: softmax_rows_variant(kv_len, facts)?,
+            values: product(matmul::Operand::Rows, reach, value_dim, kv_len)?,
         };
         let why = format!("for comparison: {score_bytes} bytes of scores in device memory");
         Ok(Self { problem: problem.clone(), route, extras: Extras::default(), why })

@@ -5,7 +5,7 @@ fn reach(row: u32) -> u32 {
     return params.k;
 }
 
-// sum + a * b, as far as the row reaches.
-fn multiply_add(a: f32, b: vec4<f32>, sum: vec4<f32>, row: u32, k: u32) -> vec4<f32> {
-    return fma(vec4(a), b, sum);
+// sum + a * b, in each component as far as its row reaches.
+fn multiply_add(a: vec4<f32>, b: vec4<f32>, sum: vec4<f32>, k: u32, reaches: vec4<u32>) -> vec4<f32> {
+    return fma(a, b, sum);
 }

@@ -5,7 +5,7 @@ fn reach(row: u32) -> u32 {
     return u32(clamp(i32(row) + params.diagonal + 1, 0, i32(params.k)));
 }
 
-// sum + a * b, as far as the row reaches.
-fn multiply_add(a: f32, b: vec4<f32>, sum: vec4<f32>, row: u32, k: u32) -> vec4<f32> {
-    return select(sum, fma(vec4(a), b, sum), i32(k) <= i32(row) + params.diagonal);
+// sum + a * b, in each component as far as its row reaches.
+fn multiply_add(a: vec4<f32>, b: vec4<f32>, sum: vec4<f32>, k: u32, reaches: vec4<u32>) -> vec4<f32> {
+    return select(sum, fma(a, b, sum), vec4(k) < reaches);
 }

@@ -369,7 +369,9 @@ impl Engine {
         shape.truncate(shape.len() - 2);
         shape.extend([rows, columns]);
         let c = self.alloc(DType::F32, &shape)?;
-        let variant = plan::matmul_variant(operand, matmul::Reach::All, inner_b, &self.facts())?;
+        let matrices = a4.shape()[0] * a4.shape()[1];
+        let dims = [rows, columns, inner_b];
+        let variant = plan::product_variant(operand, matmul::Reach::All, matrices, dims, &self.facts())?;
         let c4 = as_matrices("c", &c)?;
         let product =
             Product { variant, tensors: [&a4, &b4, &c4], m: rows, n: columns, k: inner_b, diagonal: 0, alpha: 1.0 };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::gpu::{Gpu, Kernel, Launch, Purpose, Tensor};
-use crate::kernels::{Stored, Strides, flash_fwd, forward, matmul, merge_states, softmax_rows, to_u32};
+use crate::kernels::{Stored, Strides, flash_fwd, forward, matmul, merge_states, product, softmax_rows, to_u32};
 use crate::plan::{Extras, Plan, Route, loops_per_pass};
 use crate::problem::{Align, Attention, DType, Dims, MAX_LEN, Problem};
 
@@ -159,9 +159,9 @@ pub(super) fn to_i32(value: impl Into<i128>) -> Result<i32> {
 /// Scores, softmax in place, values: each a pass over score matrices that lie in the workspace.
 fn naive_steps(
     gpu: &Arc<Gpu>,
-    scores: matmul::Variant,
+    scores: product::Variant,
     softmax: softmax_rows::Variant,
-    values: matmul::Variant,
+    values: product::Variant,
     problem: &Problem,
     bindings: &Bindings<'_>,
 ) -> Result<Vec<Step>> {
@@ -317,7 +317,7 @@ fn first_elem(gpu: &Gpu, tensor: &Tensor) -> Result<u32> {
 
 /// A batch of matrix products, for its steps.
 pub(super) struct Product<'a> {
-    pub(super) variant: matmul::Variant,
+    pub(super) variant: product::Variant,
     /// a, b and c as (outer, inner, rows, columns).
     pub(super) tensors: [&'a Tensor; 3],
     pub(super) m: usize,
@@ -355,13 +355,14 @@ impl Product<'_> {
             pad_1: 0,
             pad_2: 0,
         };
+        let kernel = variant.aligned([(params.a, a.elems() == 0), (params.b, b.elems() == 0)]).kernel();
         let slices = loops_per_pass(variant.iterations_of_slice(), gpu.info.device_type);
-        let part = slices.saturating_mul(variant.slice_k) as usize;
+        let part = slices.saturating_mul(variant.slice_k()) as usize;
         let of_part = |first_k: usize| -> Result<Step> {
             let end_k = k.min(first_k.saturating_add(part));
             let params = matmul::Params { first_k: to_u32(first_k)?, end_k: to_u32(end_k)?, ..params };
             Ok(Step {
-                kernel: variant.kernel(),
+                kernel: kernel.clone(),
                 tensors: [a, b, c].map(Clone::clone).to_vec(),
                 blocks: (m_blocks * n_blocks * outer * inner) as u64,
                 params: Box::new(move |blocks| {

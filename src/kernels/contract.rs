@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use bytemuck::Zeroable;
 use wgpu::naga::{self, AddressSpace, ScalarKind, StorageAccess, TypeInner};
 
-use super::{Stored, Strides, flash_fwd, flash_fwd_broadcast, forward, matmul, merge_states, softmax_rows};
+use super::{Stored, Strides, flash_fwd, flash_fwd_broadcast, forward, matmul, matmul_broadcast, merge_states, softmax_rows};
 use crate::gpu::{Access, Kernel};
 use crate::plan::{self, DeviceFacts};
 use crate::problem::{Attention, DType, Dims, MaskMod, Problem, ScoreMod, Storage};
@@ -151,7 +151,13 @@ fn kernels() -> &'static [Parsed] {
             for b in [matmul::Operand::Rows, matmul::Operand::Columns] {
                 for reach in [matmul::Reach::All, matmul::Reach::Causal] {
                     for k in (0..=17).chain([512, 100_000]) {
-                        add(plan::matmul_variant(b, reach, k, &facts).unwrap().kernel());
+                        add(plan::product_variant(b, reach, 1, [1, 1, k], &facts).unwrap().kernel());
+                    }
+                    for (n, k) in [(1001, 1024), (1024, 1001), (1004, 1004), (1024, 1024)] {
+                        let variant = plan::product_variant(b, reach, 1, [1000, n, k], &facts).unwrap();
+                        let odd = Strides { offset: 1, ..Strides::zeroed() };
+                        add(variant.aligned([(odd, false); 2]).kernel());
+                        add(variant.kernel());
                     }
                 }
             }
@@ -322,7 +328,7 @@ fn host_members(stem: &str) -> Vec<Member> {
                 sums_head
             ]
         ),
-        "matmul" => members!(
+        "matmul" | "matmul_broadcast" => members!(
             matmul::Params,
             ["offset", "outer", "inner", "row"],
             [
@@ -407,6 +413,7 @@ fn spec_defaults_are_those_of_the_host() {
         flash_fwd::Variant::default().kernel(),
         flash_fwd_broadcast::Variant::default().kernel(),
         matmul::Variant::default().kernel(),
+        matmul_broadcast::Variant::default().kernel(),
         softmax_rows::Variant::default().kernel(),
         merge_states::Variant::default().kernel(),
     ] {

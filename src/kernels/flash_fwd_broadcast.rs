@@ -4,6 +4,7 @@ use crate::gpu::Kernel;
 use crate::shader::Recipe;
 
 use super::flash_fwd::{Options, Params};
+use super::wide::{self, Read};
 use super::{Stored, Strides};
 
 /// What is baked into the text: who owns what, how wide tensors are read, and which options it has. See the kernel's header.
@@ -29,39 +30,6 @@ impl Default for Variant {
 /// long it takes for it, grows with them.
 const MAX_HELD: u32 = 384;
 
-/// A way to read a tensor.
-struct Read {
-    /// Elements that are read at once.
-    width: u32,
-    /// The alternative of the text `wide`.
-    alternative: &'static str,
-    /// Whether it takes words of 64 bits.
-    takes_int64: bool,
-}
-
-const fn read(width: u32, alternative: &'static str, takes_int64: bool) -> Read {
-    Read { width, alternative, takes_int64 }
-}
-
-/// The ways to read a type, the widest first; the last is an element at a time.
-fn reads(stored: Stored) -> &'static [Read; 3] {
-    const F32: [Read; 3] = [read(8, "f32_8", true), read(4, "f32_4", false), read(1, "f32_1", false)];
-    const HALVES: [Read; 3] = [read(16, "halves_16", true), read(8, "halves_8", false), read(1, "halves_1", false)];
-    match stored {
-        Stored::F32 => &F32,
-        Stored::F16 | Stored::F16Packed | Stored::Bf16 => &HALVES,
-    }
-}
-
-/// The alternative of the text `pair` for a type.
-fn pair(stored: Stored) -> &'static str {
-    match stored {
-        Stored::F32 => "none",
-        Stored::F16 | Stored::F16Packed => "f16",
-        Stored::Bf16 => "bf16",
-    }
-}
-
 impl Variant {
     /// The variant for the given dims on a device with these features and subgroups, reading as wide as dense tensors allow.
     /// None where it has no such subgroups, or a lane would hold too much.
@@ -86,18 +54,15 @@ impl Variant {
         let tensors = [(q, self.head_dim), (k, self.head_dim), (v, self.value_dim)];
         core::array::from_fn(|index| {
             let (stored, dim) = tensors[index];
-            let mut reads = reads(stored).iter();
-            reads.find(|read| dim.is_multiple_of(read.width) && accepted(index, read)).map_or(1, |read| read.width)
+            wide::widest(stored, |read| dim.is_multiple_of(read.width) && accepted(index, read))
         })
     }
 
     /// The same, reading no wider than lets every row of the tensors q, k and v begin at a multiple of the width.
     pub(crate) fn aligned(self, tensors: [(Strides, bool); 3]) -> Self {
         let widths = self.widths_where(|index, &Read { width, .. }| {
-            let (Strides { offset, outer, inner, row }, is_empty) = tensors[index];
-            let fits = [offset, outer, inner, row].into_iter().all(|it| it.is_multiple_of(width));
-            // Of a tensor without elements the binding may be shorter than a wide element.
-            fits && !is_empty && width <= self.widths[index]
+            let (strides, is_empty) = tensors[index];
+            width <= self.widths[index] && wide::is_aligned(width, strides, is_empty)
         });
         Self { widths, ..self }
     }
@@ -139,12 +104,9 @@ impl Variant {
             .spec("RowWords", ["vec2<u32>", "vec3<u32>", "vec4<u32>"][self.rows as usize - 2]);
         let tensors = [("q", "q_pair", options.q), ("k", "k_pair", options.k), ("v", "v_pair", options.v)];
         for ((slot, pair_slot, stored), width) in tensors.into_iter().zip(self.widths) {
-            let reads @ [.., single] = reads(stored);
-            let read = reads.iter().find(|read| read.width == width).unwrap_or(single);
-            recipe = recipe.slot(slot, read.alternative).slot(pair_slot, pair(stored));
-            if read.takes_int64 {
-                features |= wgpu::Features::SHADER_INT64;
-            }
+            let (with_reads, needed) = wide::apply(recipe, slot, pair_slot, stored, width);
+            recipe = with_reads;
+            features |= needed;
         }
         let (recipe, storage) = options.apply(recipe);
         Kernel {

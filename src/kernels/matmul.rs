@@ -14,6 +14,16 @@ pub(crate) enum Operand {
     Columns,
 }
 
+impl Operand {
+    /// The alternative of the text `matmul_b`.
+    pub(super) fn alternative(self) -> &'static str {
+        match self {
+            Self::Rows => "rows",
+            Self::Columns => "columns",
+        }
+    }
+}
+
 /// How far the rows of A go along k.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Reach {
@@ -21,6 +31,16 @@ pub(crate) enum Reach {
     All,
     /// Row m up to k = m + diagonal: causal attention weights.
     Causal,
+}
+
+impl Reach {
+    /// The alternative of the text `matmul_reach`.
+    pub(super) fn alternative(self) -> &'static str {
+        match self {
+            Self::All => "all",
+            Self::Causal => "causal",
+        }
+    }
 }
 
 /// What is baked into the text. See the kernel's header.
@@ -88,14 +108,6 @@ impl Variant {
 
     /// What the device needs to know.
     pub(crate) fn kernel(&self) -> Kernel {
-        let b = match self.b {
-            Operand::Rows => "rows",
-            Operand::Columns => "columns",
-        };
-        let reach = match self.reach {
-            Reach::All => "all",
-            Reach::Causal => "causal",
-        };
         Kernel {
             recipe: Recipe::new("matmul")
                 .spec("TX", self.tx)
@@ -103,8 +115,8 @@ impl Variant {
                 .spec("ROW_VECS", self.row_vecs)
                 .spec("COL_VECS", self.col_vecs)
                 .spec("SLICE_K", self.slice_k)
-                .slot("matmul_b", b)
-                .slot("matmul_reach", reach),
+                .slot("matmul_b", self.b.alternative())
+                .slot("matmul_reach", self.reach.alternative()),
             workgroup_size: [self.tx, self.ty, 1],
             workgroup_bytes: self.workgroup_bytes(),
             params_bytes: size_of::<Params>() as u32,

@@ -9,9 +9,12 @@ pub(crate) mod flash_fwd;
 pub(crate) mod flash_fwd_broadcast;
 pub(crate) mod forward;
 pub(crate) mod matmul;
+pub(crate) mod matmul_broadcast;
 pub(crate) mod merge_states;
 pub(crate) mod mods;
+pub(crate) mod product;
 pub(crate) mod softmax_rows;
+mod wide;
 
 use crate::error::{Error, Result};
 use crate::gpu::{Gpu, Tensor};
