@@ -16,6 +16,7 @@ const LANES: u32 = 8u; // @spec
 const ROW_VECS: u32 = 2u; // @spec
 const COLUMNS: u32 = 64u; // @spec
 const SLICE_K: u32 = 8u; // @spec
+const ADDS: bool = false; // @spec to what c holds: a dispatch over later k
 
 const ROWS: u32 = 4u * ROW_VECS;
 // A lane reads B_K by B_COLUMNS elements of B at once, one of them 1, and the subgroup a slice of READ_COLUMNS columns.
@@ -110,7 +111,7 @@ fn matmul_broadcast(
                 let value = acc[n * ROW_VECS].x * params.alpha;
                 if (row < params.m && column < params.n) {
                     let at = block.c_base + row * params.c.row + column;
-                    if (params.first_k > 0u) {
+                    if (ADDS) {
                         c[at] += value;
                     } else {
                         c[at] = value;

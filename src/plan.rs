@@ -150,9 +150,9 @@ pub(crate) fn loops_per_pass(iterations: u32, device_type: wgpu::DeviceType) -> 
     if device_type == wgpu::DeviceType::Cpu { SOFTWARE_LOOP_ITERATIONS / iterations } else { u32::MAX }
 }
 
-/// What `flash_fwd_broadcast` is worth its compilation for, on a software device: that takes a second or more, once, and saves most of the
-/// 20 ms that `flash_fwd` takes for this much.
-const BROADCAST_FLOPS: u64 = 1 << 27;
+/// What the `_broadcast` kernels are worth their compilation for, on a software device: that takes a second or more, once, and saves five
+/// sixths of the 3 ms that the others take for this much, each time. 256 tokens of one head of 64 are so much.
+const BROADCAST_FLOPS: u64 = 1 << 24;
 
 /// Accumulator vec4s a thread may hold before it spills: 128 scalars of the 255 registers that common GPUs give a thread.
 const MAX_ACC_VECS: u32 = 32;

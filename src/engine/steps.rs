@@ -355,14 +355,14 @@ impl Product<'_> {
             pad_1: 0,
             pad_2: 0,
         };
-        let kernel = variant.aligned([(params.a, a.elems() == 0), (params.b, b.elems() == 0)]).kernel();
+        let variant = variant.aligned([(params.a, a.elems() == 0), (params.b, b.elems() == 0)]);
         let slices = loops_per_pass(variant.iterations_of_slice(), gpu.info.device_type);
         let part = slices.saturating_mul(variant.slice_k()) as usize;
         let of_part = |first_k: usize| -> Result<Step> {
             let end_k = k.min(first_k.saturating_add(part));
             let params = matmul::Params { first_k: to_u32(first_k)?, end_k: to_u32(end_k)?, ..params };
             Ok(Step {
-                kernel: kernel.clone(),
+                kernel: if first_k == 0 { variant } else { variant.adding() }.kernel(),
                 tensors: [a, b, c].map(Clone::clone).to_vec(),
                 blocks: (m_blocks * n_blocks * outer * inner) as u64,
                 params: Box::new(move |blocks| {

@@ -8,7 +8,9 @@ use std::sync::OnceLock;
 use bytemuck::Zeroable;
 use wgpu::naga::{self, AddressSpace, ScalarKind, StorageAccess, TypeInner};
 
-use super::{Stored, Strides, flash_fwd, flash_fwd_broadcast, forward, matmul, matmul_broadcast, merge_states, softmax_rows};
+use super::{
+    Stored, Strides, flash_fwd, flash_fwd_broadcast, forward, matmul, matmul_broadcast, merge_states, softmax_rows,
+};
 use crate::gpu::{Access, Kernel};
 use crate::plan::{self, DeviceFacts};
 use crate::problem::{Attention, DType, Dims, MaskMod, Problem, ScoreMod, Storage};
@@ -157,6 +159,7 @@ fn kernels() -> &'static [Parsed] {
                         let variant = plan::product_variant(b, reach, 1, [1000, n, k], &facts).unwrap();
                         let odd = Strides { offset: 1, ..Strides::zeroed() };
                         add(variant.aligned([(odd, false); 2]).kernel());
+                        add(variant.adding().kernel());
                         add(variant.kernel());
                     }
                 }

@@ -13,6 +13,8 @@ pub(crate) struct Variant {
     pub(crate) row_vecs: u32,
     pub(crate) columns: u32,
     pub(crate) slice_k: u32,
+    /// Whether it adds to what c holds: a dispatch over later k.
+    pub(crate) adds: bool,
     /// Of a and b: elements that are read at once.
     pub(crate) widths: [u32; 2],
     pub(crate) b: Operand,
@@ -22,7 +24,7 @@ pub(crate) struct Variant {
 impl Default for Variant {
     fn default() -> Self {
         let (b, reach) = (Operand::Rows, Reach::All);
-        Self { lanes: 8, row_vecs: 2, columns: 64, slice_k: 8, widths: [1; 2], b, reach }
+        Self { lanes: 8, row_vecs: 2, columns: 64, slice_k: 8, adds: false, widths: [1; 2], b, reach }
     }
 }
 
@@ -30,12 +32,15 @@ impl Variant {
     /// The variant for products (m, k) by (k, n), reading as wide as dense tensors allow. None on a device without such subgroups.
     pub(crate) fn for_dims(
         b: Operand,
-        [_m, n, k]: [u32; 3],
+        [m, n, k]: [u32; 3],
         min_subgroup_size: u32,
         features: wgpu::Features,
     ) -> Option<Self> {
         let has_int64 = features.contains(wgpu::Features::SHADER_INT64);
-        let any = Self { b, ..Self::default() };
+        // What a small product wouldn't fill isn't compiled either.
+        let row_vecs = if m <= 4 * Self::default().lanes { 1 } else { 2 };
+        let columns = [8, 16, 32].into_iter().find(|&columns| n <= columns).unwrap_or(64);
+        let any = Self { row_vecs, columns, b, ..Self::default() };
         let width = |dim: u32| {
             let fits = |read: &wide::Read| {
                 dim.is_multiple_of(read.width) && read.width <= any.slice_k && (has_int64 || !read.takes_int64)
@@ -81,6 +86,7 @@ impl Variant {
             .spec("ROW_VECS", self.row_vecs)
             .spec("COLUMNS", self.columns)
             .spec("SLICE_K", self.slice_k)
+            .spec("ADDS", self.adds)
             .spec("B_K", b_k)
             .spec("B_COLUMNS", b_columns)
             .slot("matmul_b", self.b.alternative())

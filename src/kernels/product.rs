@@ -46,6 +46,14 @@ impl Variant {
         }
     }
 
+    /// The same for a dispatch over later k, which adds to what c holds.
+    pub(crate) fn adding(self) -> Self {
+        match self {
+            Self::Workgroup(_) => self, // it sees that by itself
+            Self::Broadcast(variant) => Self::Broadcast(matmul_broadcast::Variant { adds: true, ..variant }),
+        }
+    }
+
     /// The same for a and b that lie so, each with whether it has no elements.
     pub(crate) fn aligned(self, tensors: [(Strides, bool); 2]) -> Self {
         match self {

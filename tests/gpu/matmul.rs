@@ -1,7 +1,7 @@
 //! A·B and A·Bᵀ of any sizes, batched, on views: within the error that sums in f32 may have, and nothing written beside them.
 
-use tilewise::reference::{self, Product};
-use tilewise::{Engine, Tensor};
+use tilewise::reference::{self, Case, Precision, Product, Row};
+use tilewise::{Attention, Dims, Engine, Inputs, Path, Tensor};
 
 use super::support::{amid_nan, assert_close, engines, random};
 
@@ -52,6 +52,80 @@ fn batches() {
     }
 }
 
+/// Big enough for the kernel that software devices take big products with, whole tiles or not, read in every width: rows that begin at
+/// multiples of 8, of 4, or anywhere.
+#[test]
+fn big_sizes() {
+    for engine in engines() {
+        let sizes = [
+            ([200, 264, 200], &[][..]),
+            ([257, 260, 132], &[]),
+            ([257, 129, 259], &[]),
+            ([33, 328, 40], &[5, 4]),
+            ([30, 1000, 500], &[]),
+            ([700, 2000, 7], &[]),
+            ([65, 9000, 16], &[1]),
+        ];
+        for ([m, k, n], leading) in sizes {
+            check(engine, [m, k, n], leading);
+            // The same where a row's width is all that decides how wide it's read.
+            let batch: usize = leading.iter().product();
+            let shape = |rows, columns| [leading, &[rows, columns]].concat();
+            let (a, b) = (random(3, 1.0, batch * m * k), random(4, 1.0, batch * k * n));
+            let a_gpu = engine.upload(&a, shape(m, k)).unwrap();
+            let what = format!("{leading:?} {m} {k} {n}");
+            let c = engine.matmul(&a_gpu, &engine.upload(&b, shape(k, n)).unwrap()).unwrap();
+            assert_product(&c, &reference::matmul(batch, [m, k, n], &a, &b).unwrap(), k, &what);
+            let c = engine.matmul_transposed(&a_gpu, &engine.upload(&b, shape(n, k)).unwrap()).unwrap();
+            assert_product(&c, &reference::matmul_transposed(batch, [m, k, n], &a, &b).unwrap(), k, &what);
+        }
+    }
+}
+
+/// Both products of naive attention in the kernel for big ones: causal weights reach no later value, not even one that is NaN.
+#[test]
+fn big_products_of_naive_attention() {
+    let dims = Dims { q_heads: 4, kv_heads: 2, ..Dims::square(1, 1, 300, 68) };
+    let Dims { q_heads, kv_heads, q_len, kv_len, head_dim, value_dim, .. } = dims;
+    let sizes = [q_heads * q_len * head_dim, kv_heads * kv_len * head_dim, kv_heads * kv_len * value_dim];
+    let [q, k, mut v] = [1, 2, 3].map(|seed| random(seed, 1.0, sizes[seed as usize - 1]));
+    const FIRST_NAN: usize = 201;
+    for head in 0..kv_heads {
+        v[(head * kv_len + FIRST_NAN) * value_dim..][..value_dim].fill(f32::NAN);
+    }
+    for engine in engines() {
+        let upload = |data: &[f32], heads, len, dim| engine.upload(data, [1, heads, len, dim]).unwrap();
+        let (q_gpu, k_gpu, v_gpu) = (
+            upload(&q, q_heads, q_len, head_dim),
+            upload(&k, kv_heads, kv_len, head_dim),
+            upload(&v, kv_heads, kv_len, value_dim),
+        );
+        let inputs = Inputs::new(&q_gpu, &k_gpu, &v_gpu);
+        let out = engine.attention_by(Path::Naive, &inputs, &Attention::causal()).unwrap().o.read().unwrap();
+        let finite = |n: usize| n % q_len < FIRST_NAN;
+        assert!(out.chunks(value_dim).enumerate().all(|(n, row)| row.iter().all(|x| x.is_nan() != finite(n))));
+        let clean: Vec<f32> = v.iter().map(|x| if x.is_nan() { 0.0 } else { *x }).collect();
+        let case = Case {
+            batch: 1,
+            q_heads,
+            kv_heads,
+            q_len,
+            kv_len,
+            head_dim,
+            value_dim,
+            q: &q,
+            k: &k,
+            v: &clean,
+            causal: true,
+            ..Case::default()
+        };
+        let rows: Vec<_> = (0..FIRST_NAN).map(|row| Row { batch: 0, head: 3, row }).collect();
+        let expected = reference::attention_rows(&case, &rows).unwrap();
+        let got = &out[3 * q_len * value_dim..][..FIRST_NAN * value_dim];
+        assert_close(got, &expected.o, expected.tolerance.o(Precision::F32), "head 3");
+    }
+}
+
 /// So long that a software device gets it in several passes. Of positive terms: what is left out shows beyond the rounding.
 #[test]
 fn one_very_long_sum() {
@@ -62,6 +136,19 @@ fn one_very_long_sum() {
     for engine in engines() {
         let (a, b) = (amid_nan(engine, &a, &[3, K]), amid_nan(engine, &b, &[2, K]));
         assert_product(&engine.matmul_transposed(&a, &b).unwrap(), &expected, K, "k = 100000");
+    }
+}
+
+/// The same of the kernel for big products, whose passes are longer.
+#[test]
+fn one_long_sum_of_big_products() {
+    const K: usize = 500_000;
+    let positive = |seed, len| random(seed, 1.0, len).iter().map(|x| x.abs()).collect::<Vec<_>>();
+    let (a, b) = (positive(1, 3 * K), positive(2, 6 * K));
+    let expected = reference::matmul_transposed(1, [3, K, 6], &a, &b).unwrap();
+    for engine in engines() {
+        let (a, b) = (amid_nan(engine, &a, &[3, K]), amid_nan(engine, &b, &[6, K]));
+        assert_product(&engine.matmul_transposed(&a, &b).unwrap(), &expected, K, "k = 500000");
     }
 }
 
