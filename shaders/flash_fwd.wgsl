@@ -54,7 +54,7 @@ const V_BINDING: u32 = 3u;
 
 const MASKED: f32 = -1.0;
 
-@group(0) @binding(0) var<uniform> params: Params;
+// @include params = uniform
 // @include stored as q = f32
 // @include stored as k = f32
 // @include stored as v = f32

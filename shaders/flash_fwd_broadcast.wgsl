@@ -40,7 +40,7 @@ const Q_BINDING: u32 = 1u;
 const K_BINDING: u32 = 2u;
 const V_BINDING: u32 = 3u;
 
-@group(0) @binding(0) var<uniform> params: Params;
+// @include params = uniform
 // @include wide as q = f32_1
 // @include pair as q_pair = none
 // @include wide as k = f32_1

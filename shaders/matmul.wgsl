@@ -27,7 +27,7 @@ const B_STRIDE: u32 = TX * COL_VECS + 1u;
 const B_BASE: u32 = SLICE_K * A_STRIDE;
 const STAGE_VECS: u32 = SLICE_K * (A_STRIDE + B_STRIDE);
 
-@group(0) @binding(0) var<uniform> params: Params;
+// @include params = uniform
 @group(0) @binding(1) var<storage, read> a: array<f32>;
 @group(0) @binding(2) var<storage, read> b: array<f32>;
 @group(0) @binding(3) var<storage, read_write> c: array<f32>;

@@ -28,7 +28,7 @@ const READ_COLUMNS: u32 = COLUMN_LANES * B_COLUMNS;
 const A_BINDING: u32 = 1u;
 const B_BINDING: u32 = 2u;
 
-@group(0) @binding(0) var<uniform> params: Params;
+// @include params = uniform
 // @include wide as a = f32_1
 // @include pair as a_pair = none
 // @include wide as b = f32_1

@@ -41,7 +41,7 @@ struct Params {
     pad: u32,
 }
 
-@group(0) @binding(0) var<uniform> params: Params;
+// @include params = uniform
 // @include stored as a = f32
 // @include stored as b = f32
 @group(0) @binding(3) var<storage, read> lse_a: array<u32>;

@@ -29,7 +29,7 @@ struct Params {
     pad: u32,
 }
 
-@group(0) @binding(0) var<uniform> params: Params;
+// @include params = uniform
 @group(0) @binding(1) var<storage, read_write> x: array<f32>;
 @group(0) @binding(2) var<storage, read_write> lse: array<u32>;
 

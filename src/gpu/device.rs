@@ -1,7 +1,7 @@
 //! Opening a device, and the scopes round every call that can fail.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::memory::{DeviceBuffer, Ledger, Purpose};
@@ -68,6 +68,7 @@ pub(crate) struct Gpu {
     pub(crate) features: wgpu::Features,
     pub(crate) ledger: Arc<Ledger>,
     pub(super) pipelines: Mutex<HashMap<Recipe, Arc<Pipeline>>>,
+    pub(crate) pipeline_cache: OnceLock<wgpu::PipelineCache>,
     lost: Arc<Mutex<Option<String>>>,
     wait_limit: Duration,
 }
@@ -81,7 +82,7 @@ impl core::fmt::Debug for Gpu {
 
 /// The features that kernels know how to use.
 fn wanted_features(options: &EngineOptions) -> wgpu::Features {
-    let mut wanted = wgpu::Features::SHADER_F16 | wgpu::Features::SHADER_INT64;
+    let mut wanted = wgpu::Features::SHADER_F16 | wgpu::Features::SHADER_INT64 | wgpu::Features::IMMEDIATES;
     if !options.no_subgroups {
         wanted |= wgpu::Features::SUBGROUP;
     }
@@ -145,6 +146,7 @@ impl Gpu {
             queue,
             ledger: Arc::default(),
             pipelines: Mutex::default(),
+            pipeline_cache: OnceLock::new(),
             lost: Arc::default(),
             wait_limit: EngineOptions::default().wait_limit,
         }

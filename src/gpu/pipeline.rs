@@ -22,7 +22,7 @@ pub(crate) struct Kernel {
     pub(crate) workgroup_size: [u32; 3],
     /// Bytes of workgroup memory.
     pub(crate) workgroup_bytes: u32,
-    /// Bytes of the uniform at binding 0.
+    /// Bytes of the uniform at binding 0, or of the immediates instead.
     pub(crate) params_bytes: u32,
     /// The storage buffers, each with the binding it has.
     pub(crate) storage: Vec<(u32, Access)>,
@@ -70,6 +70,8 @@ impl Kernel {
 pub(crate) struct Pipeline {
     raw: wgpu::ComputePipeline,
     layout: wgpu::BindGroupLayout,
+    /// Whether its parameters go into the commands.
+    immediates: bool,
 }
 
 /// One dispatch, ready to be recorded.
@@ -96,8 +98,15 @@ impl Gpu {
         Ok(pipeline)
     }
 
+    /// Whether a kernel's parameters go into the commands: no buffer is made for them then.
+    fn takes_immediates(&self, kernel: &Kernel) -> bool {
+        self.features.contains(wgpu::Features::IMMEDIATES) && kernel.params_bytes <= self.limits.max_immediate_size
+    }
+
     fn compile(&self, kernel: &Kernel) -> Result<Pipeline> {
-        let source = kernel.recipe.source()?;
+        let immediates = self.takes_immediates(kernel);
+        let recipe = kernel.recipe.clone();
+        let source = if immediates { recipe.slot("params", "immediate") } else { recipe }.source()?;
         let label = kernel.recipe.label();
         let entry = |binding: u32, ty: wgpu::BufferBindingType| wgpu::BindGroupLayoutEntry {
             binding,
@@ -108,7 +117,8 @@ impl Gpu {
         let storage = kernel.storage.iter().map(|&(binding, access)| {
             entry(binding, wgpu::BufferBindingType::Storage { read_only: access == Access::Read })
         });
-        let entries: Vec<_> = core::iter::once(entry(0, wgpu::BufferBindingType::Uniform)).chain(storage).collect();
+        let uniform = (!immediates).then(|| entry(0, wgpu::BufferBindingType::Uniform));
+        let entries: Vec<_> = uniform.into_iter().chain(storage).collect();
         self.scoped(|| {
             let device = &self.device;
             let module = device.create_shader_module(wgpu::ShaderModuleDescriptor {
@@ -120,7 +130,7 @@ impl Gpu {
             let pipeline_layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
                 label: Some(&label),
                 bind_group_layouts: &[Some(&layout)],
-                ..Default::default()
+                immediate_size: if immediates { kernel.params_bytes } else { 0 },
             });
             let raw = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
                 label: Some(&label),
@@ -132,13 +142,13 @@ impl Gpu {
                     zero_initialize_workgroup_memory: false,
                     ..Default::default()
                 },
-                cache: None,
+                cache: self.pipeline_cache.get(),
             });
-            Pipeline { raw, layout }
+            Pipeline { raw, layout, immediates }
         })
     }
 
-    /// Records a dispatch. Allocates nothing but the uniform that holds `params`.
+    /// Records a dispatch. Allocates nothing, or the uniform that holds `params` where they can't go into the commands.
     pub(crate) fn record(&self, encoder: &mut wgpu::CommandEncoder, launch: &Launch<'_>) -> Result<()> {
         let Launch { kernel, params, tensors, workgroups } = *launch;
         if workgroups == 0 {
@@ -148,13 +158,11 @@ impl Gpu {
         debug_assert_eq!(tensors.len(), kernel.storage.len());
         let grid = self.fold(workgroups)?;
         let pipeline = self.pipeline(kernel)?;
-        let uniform = self.create_buffer(
-            "tilewise.params",
-            params.len() as u64,
-            wgpu::BufferUsages::UNIFORM,
-            Purpose::Params,
-            Some(params),
-        )?;
+        let make_uniform = || {
+            let (bytes, usage) = (params.len() as u64, wgpu::BufferUsages::UNIFORM);
+            self.create_buffer("tilewise.params", bytes, usage, Purpose::Params, Some(params))
+        };
+        let uniform = if pipeline.immediates { None } else { Some(make_uniform()?) };
         let windows = tensors.iter().map(|tensor| tensor.window(&self.limits)).collect::<Result<Vec<_>>>()?;
         let bindings = kernel.storage.iter().zip(tensors.iter().zip(&windows));
         let storage = bindings.map(|(&(binding, _), (tensor, window))| wgpu::BindGroupEntry {
@@ -165,8 +173,10 @@ impl Gpu {
                 size: core::num::NonZeroU64::new(window.bytes),
             }),
         });
-        let uniform_entry = wgpu::BindGroupEntry { binding: 0, resource: uniform.raw.as_entire_binding() };
-        let entries: Vec<_> = core::iter::once(uniform_entry).chain(storage).collect();
+        let uniform = uniform
+            .iter()
+            .map(|uniform| wgpu::BindGroupEntry { binding: 0, resource: uniform.raw.as_entire_binding() });
+        let entries: Vec<_> = uniform.chain(storage).collect();
         let label = kernel.recipe.stem();
         self.scoped(|| {
             let group = self.device.create_bind_group(&wgpu::BindGroupDescriptor {
@@ -178,6 +188,9 @@ impl Gpu {
                 encoder.begin_compute_pass(&wgpu::ComputePassDescriptor { label: Some(label), timestamp_writes: None });
             pass.set_pipeline(&pipeline.raw);
             pass.set_bind_group(0, &group, &[]);
+            if pipeline.immediates {
+                pass.set_immediates(0, params);
+            }
             pass.dispatch_workgroups(grid[0], grid[1], 1);
         })
     }

@@ -409,17 +409,39 @@ fn uniforms_are_laid_out_as_the_host_writes_them() {
     }
 }
 
-/// The values that a reader sees in the file are those of `Variant::default()`, so that the header's figures are of it.
+/// On a device that has room for parameters in the commands no kernel has a uniform.
 #[test]
-fn spec_defaults_are_those_of_the_host() {
-    for kernel in [
+fn uniforms_can_be_immediates() {
+    for kernel in default_kernels() {
+        let stem = kernel.recipe.stem();
+        let kernel = Kernel { recipe: kernel.recipe.slot("params", "immediate"), ..kernel };
+        let Parsed { module, .. } = parse(kernel.clone());
+        let capabilities = capabilities(kernel.features) | naga::valid::Capabilities::IMMEDIATES;
+        let validated = naga::valid::Validator::new(naga::valid::ValidationFlags::all(), capabilities).validate(&module);
+        assert!(validated.is_ok(), "{stem}: {:?}", validated.err());
+        let mut globals = module.global_variables.iter().map(|(_, global)| global);
+        let params = globals.find(|global| global.space == AddressSpace::Immediate).unwrap();
+        let TypeInner::Struct { span, .. } = module.types[params.ty].inner else { panic!("a struct") };
+        assert_eq!(span, kernel.params_bytes, "{stem}");
+        assert!(globals.all(|global| global.space != AddressSpace::Uniform), "{stem}");
+    }
+}
+
+fn default_kernels() -> [Kernel; 6] {
+    [
         flash_fwd::Variant::default().kernel(),
         flash_fwd_broadcast::Variant::default().kernel(),
         matmul::Variant::default().kernel(),
         matmul_broadcast::Variant::default().kernel(),
         softmax_rows::Variant::default().kernel(),
         merge_states::Variant::default().kernel(),
-    ] {
+    ]
+}
+
+/// The values that a reader sees in the file are those of `Variant::default()`, so that the header's figures are of it.
+#[test]
+fn spec_defaults_are_those_of_the_host() {
+    for kernel in default_kernels() {
         let stem = kernel.recipe.stem();
         let as_written = Recipe::new(stem).source().unwrap();
         assert_eq!(spec_defaults(&kernel.recipe.source().unwrap()), spec_defaults(&as_written), "{stem}");
@@ -461,6 +483,7 @@ fn every_file_is_reached_by_some_variant() {
         let expanded = kernel.recipe.expand(Library::EMBEDDED).unwrap();
         reached.extend((1..=expanded.text.lines().count()).filter_map(|line| Some(expanded.origin(line)?.file)));
     }
+    reached.insert("common/params_immediate.wgsl"); // see `uniforms_can_be_immediates`
     // Users' texts count as files of their slots' names.
     reached.retain(|path| path.ends_with(".wgsl"));
     assert_eq!(reached, Library::EMBEDDED.paths().collect());

@@ -39,6 +39,8 @@ impl Library {
         "common/pair_bf16.wgsl",
         "common/pair_f16.wgsl",
         "common/pair_none.wgsl",
+        "common/params_immediate.wgsl",
+        "common/params_uniform.wgsl",
         "common/score_mod_none.wgsl",
         "common/stored_bf16.wgsl",
         "common/stored_f16.wgsl",
