@@ -29,6 +29,8 @@
 //! | store in f16 or bf16 | [`DType`], [`Storage`], [`Attention::output_dtype`] |
 //! | place data: strides, (batch, length, heads, dim), a fused QKV projection, your own buffer | [`Tensor`], [`Engine::borrow`] |
 //! | know what will run, with how many bytes, and why, without a GPU | [`Plan`], [`DeviceFacts`] |
+//! | compile kernels before their first call | [`Engine::warm_up`], [`Engine::set_pipeline_cache`] |
+//! | have the fastest variants of this device chosen | [`Tuning`], [`TuningChoice`] |
 //! | record into an encoder of your own | [`Plan::record`] |
 //! | attend to keys in parts: chunks, shared prefixes | [`Engine::merge`] |
 //! | run for long, with progress and cancellation | [`Engine::run`] |
@@ -48,10 +50,12 @@ mod plan;
 mod problem;
 pub mod reference;
 mod shader;
+mod tuning;
 
 pub use engine::{AttentionOutput, Bindings, Engine, Inputs, Mask, MaskElement};
 pub use error::{Error, GpuError, Result};
 pub use gpu::{AdapterChoice, Element, EngineOptions, LimitsChoice, MemoryUse, Purpose, Tensor};
 pub use plan::{DeviceFacts, Path, Plan};
 pub use problem::{Align, Attention, DType, Dims, MaskMod, Problem, ScoreMod, Storage, alibi_slopes};
+pub use tuning::{Choices, Tuning, TuningChoice};
 pub use {half, wgpu};

@@ -1,6 +1,7 @@
 //! Choosing kernels and tiles. Pure: a problem and the facts of a device go in, a plan comes out, and no GPU is touched.
 
 use core::fmt;
+use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::gpu::Kernel;
@@ -8,6 +9,7 @@ use crate::kernels::{
     flash_fwd, flash_fwd_broadcast, forward, matmul, matmul_broadcast, mods, product, softmax_rows, to_u32,
 };
 use crate::problem::{Attention, DType, Dims, Problem, Storage};
+use crate::tuning::Choices;
 
 /// What planning needs to know of a device.
 #[derive(Debug, Clone)]
@@ -20,6 +22,8 @@ pub struct DeviceFacts {
     pub device_type: wgpu::DeviceType,
     /// The fewest invocations that a subgroup may have; what it is only matters with [`wgpu::Features::SUBGROUP`].
     pub min_subgroup_size: u32,
+    /// What was found fastest on it.
+    pub choices: Arc<Choices>,
 }
 
 impl Default for DeviceFacts {
@@ -30,6 +34,7 @@ impl Default for DeviceFacts {
             features: wgpu::Features::empty(),
             device_type: wgpu::DeviceType::Other,
             min_subgroup_size: wgpu::MINIMUM_SUBGROUP_MIN_SIZE,
+            choices: Arc::default(),
         }
     }
 }
@@ -127,7 +132,38 @@ pub struct Plan {
     problem: Problem,
     route: Route,
     extras: Extras,
-    why: String,
+    why: Why,
+}
+
+/// Why a plan is as it is: what [`Plan::explain`] tells of the device.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Why {
+    device_type: wgpu::DeviceType,
+    workgroup_bytes: u32,
+    min_subgroup_size: u32,
+    choice: Choice,
+}
+
+/// Whose choice it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Choice {
+    /// The first in the planner's order.
+    Preferred,
+    /// Measured on the device.
+    Tuned,
+    /// Measured too, but this problem can't have it.
+    TunedInVain,
+}
+
+impl Why {
+    fn of(facts: &DeviceFacts) -> Self {
+        Self {
+            device_type: facts.device_type,
+            workgroup_bytes: facts.limits.max_compute_workgroup_storage_size,
+            min_subgroup_size: facts.min_subgroup_size,
+            choice: Choice::Preferred,
+        }
+    }
 }
 
 /// Thread grids and score tiles (vec4s of rows and keys a thread) in order of preference.
@@ -161,29 +197,48 @@ fn supported(kernel: &Kernel, facts: &DeviceFacts) -> bool {
     kernel.check(&facts.limits, facts.features).is_ok()
 }
 
-/// All variants of the tiled forward kernels that the device can run for a problem, the preferred first.
-pub(crate) fn forward_variants(problem: &Problem, facts: &DeviceFacts) -> Vec<forward::Variant> {
-    let tiles: &[_] = if facts.device_type == wgpu::DeviceType::Cpu { &CPU_TILES } else { &GPU_TILES };
+/// Which variants of the tiled forward kernels there are to choose among.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Among {
+    /// Those that are likely to be good on such a device.
+    Likely,
+    /// Those of other devices too: worth trying for calls that take long.
+    All,
+}
+
+/// The variants of the tiled forward kernels that the device can run for a problem, the preferred first.
+pub(crate) fn forward_variants<'a>(
+    problem: &Problem,
+    facts: &'a DeviceFacts,
+    among: Among,
+) -> impl Iterator<Item = forward::Variant> + use<'a> {
+    let is_software = facts.device_type == wgpu::DeviceType::Cpu;
+    let (tiles, others): (&[_], &[_]) = if is_software { (&CPU_TILES, &GPU_TILES) } else { (&GPU_TILES, &CPU_TILES) };
+    let others = others.iter().filter(|&tile| among == Among::All && !tiles.contains(tile));
     let width = |dim: usize| u32::try_from(dim).unwrap_or(u32::MAX);
     let (head_dim, value_dim) = (width(problem.dims.head_dim), width(problem.dims.value_dim));
     let budget = facts.limits.max_compute_workgroup_storage_size;
     let options = flash_fwd::Options::of(problem, facts.features);
-    let fits = tiles.iter().filter_map(|&(grid, vecs)| {
+    let of_workgroups = tiles.iter().chain(others).filter_map(|&(grid, vecs)| {
         flash_fwd::Variant::for_dims(grid, vecs, head_dim, value_dim, budget, options.clone())
-            .filter(|variant| supported(&variant.kernel(), facts))
     });
-    let mut variants: Vec<_> = fits.collect();
+    let mut variants: Vec<_> = of_workgroups.collect();
     // Stable: among those that don't spill the order above stands.
     variants.sort_by_key(|variant| (4 * variant.row_vecs * variant.col_vecs).max(MAX_ACC_VECS));
     let mut variants: Vec<_> = variants.into_iter().map(forward::Variant::Workgroup).collect();
-    let broadcast =
-        flash_fwd_broadcast::Variant::for_dims(head_dim, value_dim, facts.min_subgroup_size, facts.features, options);
-    if let Some(variant) = broadcast.filter(|variant| supported(&variant.kernel(), facts)) {
-        let is_long = problem.flops() >= BROADCAST_FLOPS;
-        let first = facts.device_type == wgpu::DeviceType::Cpu && variant.lanes == 8 && is_long;
-        variants.insert(if first { 0 } else { variants.len() }, forward::Variant::Broadcast(variant));
-    }
-    variants
+    let rows = flash_fwd_broadcast::preferred_rows(head_dim, value_dim);
+    let other_rows = [4, 3, 2].into_iter().filter(|&other| among == Among::All && other < rows);
+    let of_subgroups = [rows].into_iter().chain(other_rows).filter_map(|rows| {
+        let (subgroup, options) = (facts.min_subgroup_size, options.clone());
+        flash_fwd_broadcast::Variant::for_dims(head_dim, value_dim, rows, subgroup, facts.features, options)
+    });
+    let of_subgroups: Vec<_> = of_subgroups.collect();
+    let first = is_software
+        && problem.flops() >= BROADCAST_FLOPS
+        && of_subgroups.first().is_some_and(|preferred| preferred.lanes == 8);
+    let at = if first { 0 } else { variants.len() };
+    variants.splice(at..at, of_subgroups.into_iter().map(forward::Variant::Broadcast));
+    variants.into_iter().filter(|variant| supported(&variant.kernel(), facts))
 }
 
 /// The preferred variant of the matrix products for so many products (m, k) by (k, n).
@@ -254,36 +309,58 @@ impl Plan {
     pub fn new(problem: &Problem, facts: &DeviceFacts, path: Path) -> Result<Self> {
         match path {
             Path::Auto => {
-                let candidates = Self::candidates(problem, facts)?;
-                candidates.into_iter().next().ok_or_else(|| no_variant("flash_fwd", facts))
+                check_tiled(problem, facts)?;
+                let tuned = facts.choices.forward(problem);
+                if let Some(tile) = tuned {
+                    let chosen =
+                        forward_variants(problem, facts, Among::All).find(|variant| variant.tile().to_string() == tile);
+                    if let Some(Ok(plan)) = chosen.map(|variant| Self::tiled(problem, facts, variant)) {
+                        return Ok(plan.chosen_by(Choice::Tuned));
+                    }
+                }
+                let mut refused = None;
+                for variant in forward_variants(problem, facts, Among::Likely) {
+                    match Self::tiled(problem, facts, variant) {
+                        // One that can't do it is no reason against the others.
+                        Err(error) => refused = refused.or(Some(error)),
+                        Ok(plan) if tuned.is_some() => return Ok(plan.chosen_by(Choice::TunedInVain)),
+                        Ok(plan) => return Ok(plan),
+                    }
+                }
+                Err(refused.unwrap_or_else(|| no_variant("flash_fwd", facts)))
             }
             Path::Naive => Self::naive(problem, facts),
         }
     }
 
-    /// Every tiled plan that the device can run for a problem, the one that [`Plan::new`] chooses first: what
-    /// verification and tuning go through.
+    /// The tiled plans that the device can run for a problem: what verification and tuning go through. First the one that [`Plan::new`]
+    /// chooses where nothing was tuned; of a call that takes long those that are likely on other devices too.
     ///
     /// # Errors
     /// As [`Plan::new`].
     pub fn candidates(problem: &Problem, facts: &DeviceFacts) -> Result<Vec<Self>> {
-        check_bindings(problem, facts)?;
-        let value_dim = problem.dims.value_dim as u64;
-        if value_dim > flash_fwd::MAX_VALUE_DIM.into() {
-            return Err(Error::unsupported(
-                "value_dim (of any tiled kernel)",
-                value_dim,
-                flash_fwd::MAX_VALUE_DIM.into(),
-            ));
+        check_tiled(problem, facts)?;
+        let among = if problem.flops() >= BROADCAST_FLOPS { Among::All } else { Among::Likely };
+        let (mut plans, mut refused) = (Vec::new(), None);
+        for variant in forward_variants(problem, facts, among) {
+            match Self::tiled(problem, facts, variant) {
+                Ok(plan) => plans.push(plan),
+                Err(error) => refused = refused.or(Some(error)),
+            }
         }
-        mods::check_together(&problem.attention)?;
-        let plans: Vec<_> =
-            forward_variants(problem, facts).into_iter().map(|variant| Self::tiled(problem, facts, variant)).collect();
-        // One that can't do it is no reason against the others.
-        if plans.iter().any(Result::is_ok) {
-            return Ok(plans.into_iter().flatten().collect());
+        if plans.is_empty() { Err(refused.unwrap_or_else(|| no_variant("flash_fwd", facts))) } else { Ok(plans) }
+    }
+
+    fn chosen_by(self, choice: Choice) -> Self {
+        Self { why: Why { choice, ..self.why }, ..self }
+    }
+
+    /// The kernel and its tile, as [`crate::Tuning`] calls them; None of the naive path.
+    pub fn tile(&self) -> Option<String> {
+        match &self.route {
+            Route::Tiled { variant, .. } => Some(variant.tile().to_string()),
+            Route::Naive { .. } => None,
         }
-        plans.into_iter().collect()
     }
 
     fn tiled(problem: &Problem, facts: &DeviceFacts, mut variant: forward::Variant) -> Result<Self> {
@@ -311,7 +388,7 @@ impl Plan {
             return Err(Error::unsupported(what, kv_len as u64, keys_per_pass.into()));
         }
         let extras = Extras::of(problem, passes)?;
-        let why = why_tiled(&variant, problem, facts, keys_per_pass);
+        let why = Why::of(facts);
         Ok(Self { problem: problem.clone(), route: Route::Tiled { variant, keys_per_pass }, extras, why })
     }
 
@@ -336,8 +413,7 @@ impl Plan {
             softmax: softmax_rows_variant(kv_len, facts)?,
             values: product(matmul::Operand::Rows, reach, value_dim, kv_len)?,
         };
-        let why = format!("for comparison: {score_bytes} bytes of scores in device memory");
-        Ok(Self { problem: problem.clone(), route, extras: Extras::default(), why })
+        Ok(Self { problem: problem.clone(), route, extras: Extras::default(), why: Why::of(facts) })
     }
 
     /// The problem it is for.
@@ -353,13 +429,17 @@ impl Plan {
         &self.extras
     }
 
-    /// The kernels it runs, in order, with what is baked into each.
-    pub fn kernels(&self) -> Vec<String> {
-        let kernels = match &self.route {
+    /// What it runs with dense tensors, in order.
+    pub(crate) fn needed_kernels(&self) -> Vec<Kernel> {
+        match &self.route {
             Route::Tiled { variant, .. } => vec![variant.kernel()],
             Route::Naive { scores, softmax, values } => vec![scores.kernel(), softmax.kernel(), values.kernel()],
-        };
-        kernels.iter().map(|kernel| kernel.recipe.label()).collect()
+        }
+    }
+
+    /// The kernels it runs, in order, with what is baked into each.
+    pub fn kernels(&self) -> Vec<String> {
+        self.needed_kernels().iter().map(|kernel| kernel.recipe.label()).collect()
     }
 
     /// Bytes of device memory that it needs besides inputs, outputs and a uniform of a few hundred bytes a dispatch. Of a tiled plan:
@@ -388,34 +468,61 @@ impl fmt::Display for Plan {
         for kernel in self.kernels() {
             writeln!(f, "{kernel}")?;
         }
-        writeln!(f, "{}", self.why)?;
+        match &self.route {
+            Route::Tiled { variant, keys_per_pass } => writeln!(f, "{}", self.why_tiled(variant, *keys_per_pass))?,
+            Route::Naive { .. } => {
+                writeln!(f, "for comparison: {} bytes of scores in device memory", self.problem.score_bytes())?;
+            }
+        }
         write!(f, "workspace {} bytes", self.workspace_bytes())
     }
 }
 
-fn why_tiled(variant: &forward::Variant, problem: &Problem, facts: &DeviceFacts, keys_per_pass: u32) -> String {
-    let (_, kv_len) = problem.longest();
-    let passes = kv_len.div_ceil(keys_per_pass as usize);
-    let passes = if passes > 1 {
-        format!("; {passes} passes of {keys_per_pass} keys, as software devices bound loops")
-    } else {
-        String::new()
-    };
-    let device = if facts.device_type == wgpu::DeviceType::Cpu { "a software device" } else { "a GPU" };
-    let tile =
-        format!("tiles of {} queries by {} keys, {} threads", variant.block_q(), variant.block_kv(), variant.threads());
-    match variant {
-        forward::Variant::Workgroup(variant) => format!(
-            "{tile}: the first choice for {device} that fits value_dim {} in {} of {} bytes of workgroup memory{passes}",
-            problem.dims.value_dim,
-            variant.workgroup_bytes(),
-            facts.limits.max_compute_workgroup_storage_size,
-        ),
-        forward::Variant::Broadcast(variant) => format!(
-            "{tile}: keys handed round subgroups of {} or more invocations, for {device}, with {} rows an invocation",
-            facts.min_subgroup_size, variant.rows,
-        ),
+impl Plan {
+    fn why_tiled(&self, variant: &forward::Variant, keys_per_pass: u32) -> String {
+        let Why { device_type, workgroup_bytes, min_subgroup_size, choice } = self.why;
+        let (_, kv_len) = self.problem.longest();
+        let passes = kv_len.div_ceil(keys_per_pass as usize);
+        let passes = if passes > 1 {
+            format!("; {passes} passes of {keys_per_pass} keys, as software devices bound loops")
+        } else {
+            String::new()
+        };
+        let device = if device_type == wgpu::DeviceType::Cpu { "a software device" } else { "a GPU" };
+        let (rows, keys) = (variant.block_q(), variant.block_kv());
+        let tile = format!("tiles of {rows} queries by {keys} keys, {} threads", variant.threads());
+        let chosen = match (choice, variant) {
+            (Choice::Tuned, _) => "measured fastest on this device for such calls".to_owned(),
+            (_, forward::Variant::Workgroup(_)) => format!("the first choice for {device}"),
+            (_, forward::Variant::Broadcast(_)) => format!("the first choice for long calls on {device}"),
+        };
+        let vain = if choice == Choice::TunedInVain {
+            ", as what was measured fastest for such calls can't do this one"
+        } else {
+            ""
+        };
+        match variant {
+            forward::Variant::Workgroup(variant) => format!(
+                "{tile}: {chosen} that fits value_dim {} in {} of {workgroup_bytes} bytes of workgroup memory{vain}{passes}",
+                self.problem.dims.value_dim,
+                variant.workgroup_bytes(),
+            ),
+            forward::Variant::Broadcast(variant) => format!(
+                "{tile}: {chosen}{vain}; keys handed round subgroups of {min_subgroup_size} or more, {} rows an invocation",
+                variant.rows,
+            ),
+        }
     }
+}
+
+/// What no tiled kernel can do.
+fn check_tiled(problem: &Problem, facts: &DeviceFacts) -> Result<()> {
+    check_bindings(problem, facts)?;
+    let (needed, available) = (problem.dims.value_dim as u64, u64::from(flash_fwd::MAX_VALUE_DIM));
+    if needed > available {
+        return Err(Error::unsupported("value_dim (of any tiled kernel)", needed, available));
+    }
+    mods::check_together(&problem.attention)
 }
 
 /// The naive path is there to be compared with: it has no options but causality, alignment and scale.

@@ -3,16 +3,18 @@
 use core::fmt;
 use core::str::FromStr;
 use std::ffi::OsStr;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::builder::{EnumValueParser, PossibleValue, TypedValueParser};
 use clap::{Arg, Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 use tilewise::{
-    AdapterChoice, Attention, DType, Engine, EngineOptions, Error, GpuError, LimitsChoice, Path, reference,
+    AdapterChoice, Attention, DType, Engine, EngineOptions, Error, GpuError, LimitsChoice, Path, TuningChoice,
+    reference,
 };
 
-use crate::bench::BenchArgs;
+use crate::bench::{BenchArgs, TuneArgs};
 use crate::plan::PlanArgs;
 use crate::run::RunArgs;
 use crate::verify::VerifyArgs;
@@ -41,6 +43,8 @@ pub(crate) enum Command {
     Verify(VerifyArgs),
     /// Measure tiled against naive: time, share of the machine's best, memory
     Bench(Box<BenchArgs>),
+    /// Measure which variant is the fastest for each kind of call, and save it where the library looks
+    Tune(Box<TuneArgs>),
     /// Compute attention's small numbers step by step on the GPU
     Walkthrough,
 }
@@ -70,6 +74,9 @@ pub(crate) struct Common {
     /// Leave subgroup operations out
     #[arg(long, global = true, help_heading = DEVICE)]
     no_subgroups: bool,
+    /// File with the choices of `tune`, or `none` to go without [default: where `tune` saves by itself]
+    #[arg(long, global = true, value_name = "FILE|none", help_heading = DEVICE)]
+    tuning: Option<PathBuf>,
 }
 
 /// What to do where there is no adapter at all.
@@ -103,12 +110,21 @@ impl Common {
 
     /// Opens the adapter that was asked for.
     pub(crate) fn engine(&self) -> Result<Engine> {
+        self.engine_tuned_by(match &self.tuning {
+            None => TuningChoice::Cache,
+            Some(path) if path.as_os_str() == "none" => TuningChoice::None,
+            Some(path) => TuningChoice::File(path.clone()),
+        })
+    }
+
+    /// The same with other choices of variants.
+    pub(crate) fn engine_tuned_by(&self, tuning: TuningChoice) -> Result<Engine> {
         let limits = match self.limits {
             None | Some(Limits::Adapter) => LimitsChoice::Adapter,
             Some(Limits::Default) => LimitsChoice::Default,
         };
-        let options =
-            EngineOptions { adapter: self.choice(), limits, no_subgroups: self.no_subgroups, ..Default::default() };
+        let (adapter, no_subgroups) = (self.choice(), self.no_subgroups);
+        let options = EngineOptions { adapter, limits, no_subgroups, tuning, ..Default::default() };
         Engine::open(&options).map_err(|error| match error {
             Error::Gpu(error @ GpuError::NoAdapter(_)) if Engine::adapters().is_empty() => {
                 anyhow!("{error}; {NO_DRIVER}")

@@ -6,6 +6,7 @@ mod growth;
 mod product;
 mod report;
 mod row;
+mod tune;
 
 use std::path::PathBuf;
 
@@ -22,11 +23,12 @@ use crate::roofline::Roofline;
 use growth::Growth;
 pub(crate) use row::Measured;
 use row::{Row, Spec};
+pub(crate) use tune::{TuneArgs, run as tune};
 
-/// Every combination of the comma lists is one row. Both paths are measured unless `--path` names one.
+/// Calls: every combination of the comma lists.
 #[derive(Debug, Args)]
-pub(crate) struct BenchArgs {
-    /// Query rows [default: 512,1024,2048,4096,8192; for matmul 512,1024,2048]
+struct Shapes {
+    /// Query rows [default: 512,1024,2048,4096,8192; for matmul 512,1024,2048; `tune` has its own]
     #[arg(long, value_name = "N,..", value_delimiter = ',')]
     q_len: Vec<usize>,
     /// Keys [default: as many as query rows]
@@ -35,20 +37,35 @@ pub(crate) struct BenchArgs {
     /// Independent sequences
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1")]
     batch: Vec<usize>,
-    /// Query heads
-    #[arg(long, visible_alias = "q-heads", value_name = "N,..", value_delimiter = ',', default_value = "1")]
+    /// Query heads [default: 1; for `tune` 8]
+    #[arg(long, visible_alias = "q-heads", value_name = "N,..", value_delimiter = ',')]
     heads: Vec<usize>,
     /// Key/value heads, which query heads share in groups [default: as many as query heads]
     #[arg(long, value_name = "N,..", value_delimiter = ',')]
     kv_heads: Vec<usize>,
-    /// Width of a query and of a key
-    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "64")]
+    /// Width of a query and of a key [default: 64; for `tune` 64,128]
+    #[arg(long, value_name = "N,..", value_delimiter = ',')]
     head_dim: Vec<usize>,
     /// Width of a value [default: the head dim]
     #[arg(long, value_name = "N,..", value_delimiter = ',')]
     value_dim: Vec<usize>,
     #[command(flatten)]
     attention: AttentionArgs,
+}
+
+/// What lists that weren't given stand for.
+struct Defaults<'a> {
+    /// Query rows and keys.
+    lens: &'a [(usize, usize)],
+    heads: usize,
+    head_dims: &'a [usize],
+}
+
+/// Every combination of the comma lists is one row. Both paths are measured unless `--path` names one.
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    #[command(flatten)]
+    shapes: Shapes,
     /// What to measure
     #[arg(long, value_enum, default_value_t)]
     kind: Kind,
@@ -182,7 +199,7 @@ fn refusal(engine: &Engine, spec: &Spec, paths: Paths) -> Result<Option<String>>
 
 impl BenchArgs {
     fn paths(&self) -> Result<Paths> {
-        Ok(match self.attention.path()? {
+        Ok(match self.shapes.attention.path()? {
             None => Paths::Both,
             Some(Path::Auto) => Paths::Tiled,
             Some(Path::Naive) => Paths::Naive,
@@ -195,26 +212,32 @@ impl BenchArgs {
             let name = self.kind.to_possible_value().map(|value| value.get_name().to_string()).unwrap_or_default();
             bail!("--kind {name} isn't built yet; accepted: forward, matmul");
         }
-        let default_lens: &[usize] = match self.kind {
-            Kind::Matmul => &[512, 1024, 2048],
-            _ => &[512, 1024, 2048, 4096, 8192],
-        };
-        let q_lens = if self.q_len.is_empty() { default_lens } else { &self.q_len };
+        let lens = [512, 1024, 2048, 4096, 8192].map(|len| (len, len));
+        let lens = if self.kind == Kind::Matmul { &lens[..3] } else { &lens };
+        self.shapes.specs(self.kind, &Defaults { lens, heads: 1, head_dims: &[64] })
+    }
+}
+
+impl Shapes {
+    fn specs(&self, kind: Kind, defaults: &Defaults<'_>) -> Result<Vec<Spec>> {
         // An empty list means "as the other size", which is one combination.
         let or_same = |list: &[usize]| -> Vec<Option<usize>> {
             if list.is_empty() { vec![None] } else { list.iter().copied().map(Some).collect() }
         };
+        let one_of = |list: &[usize], default: &[usize]| if list.is_empty() { default.to_vec() } else { list.to_vec() };
+        let q_lens = self.q_len.iter().map(|&q_len| (q_len, q_len));
+        let lens = if self.q_len.is_empty() { defaults.lens.to_vec() } else { q_lens.collect() };
         let mut specs = Vec::new();
         for &batch in &self.batch {
-            for &heads in &self.heads {
+            for heads in one_of(&self.heads, &[defaults.heads]) {
                 for kv_heads in or_same(&self.kv_heads) {
-                    for &head_dim in &self.head_dim {
+                    for head_dim in one_of(&self.head_dim, defaults.head_dims) {
                         for value_dim in or_same(&self.value_dim) {
-                            for &q_len in q_lens {
+                            for &(q_len, as_many) in &lens {
                                 for kv_len in or_same(&self.kv_len) {
                                     specs.push(Spec {
                                         q_len,
-                                        kv_len: kv_len.unwrap_or(q_len),
+                                        kv_len: kv_len.unwrap_or(as_many),
                                         batch,
                                         head_dim,
                                         value_dim: value_dim.unwrap_or(head_dim),
@@ -222,7 +245,7 @@ impl BenchArgs {
                                         kv_heads: kv_heads.unwrap_or(heads),
                                         options: self.attention.options,
                                         dtype: self.attention.dtype.unwrap_or_default(),
-                                        kind: self.kind,
+                                        kind,
                                     });
                                 }
                             }

@@ -32,6 +32,8 @@ struct Report {
     limits: Limits,
     /// Optional features that it was opened with.
     features: Vec<String>,
+    /// Choices of variants that were measured on it.
+    tuned_calls: usize,
     kernels: Vec<Kernel>,
 }
 
@@ -114,6 +116,7 @@ impl Report {
                 offset_alignment_bytes: limits.min_storage_buffer_offset_alignment,
             },
             features: facts.features.iter_names().map(|(name, _)| name.to_string()).collect(),
+            tuned_calls: facts.choices.len(),
             kernels: kernels.collect::<Result<_>>()?,
         })
     }
@@ -139,8 +142,12 @@ impl Report {
             limits.add_row([name, &value]);
         }
         let features = if self.features.is_empty() { "none".to_string() } else { self.features.join(", ") };
+        let tuned = match self.tuned_calls {
+            0 => "Tuned: no; `tilewise tune` measures which variants are the fastest".to_string(),
+            calls => format!("Tuned: for {calls} kinds of calls"),
+        };
         let mut text = format!(
-            "{adapters}\n\nOpened: {} ({})\nOptional features in use: {features}\n\n{limits}\n",
+            "{adapters}\n\nOpened: {} ({})\nOptional features in use: {features}\n{tuned}\n\n{limits}\n",
             self.adapter, self.driver
         );
         for Kernel { head_dim, explain, .. } in &self.kernels {

@@ -46,6 +46,7 @@ fn start(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Run(args) => run::run(&args, &common)?,
         Command::Verify(args) => return verify::run(&args, &common),
         Command::Bench(args) => bench::run(&args, &common)?,
+        Command::Tune(args) => bench::tune(&args, &common)?,
         Command::Walkthrough => walkthrough::run(&common)?,
     }
     Ok(ExitCode::SUCCESS)

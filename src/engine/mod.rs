@@ -14,6 +14,7 @@ use crate::gpu::{self, Element, EngineOptions, Gpu, MemoryUse, Purpose, Tensor};
 use crate::kernels::matmul;
 use crate::plan::{self, DeviceFacts, Path, Plan};
 use crate::problem::{Attention, DType, Problem};
+use crate::tuning::{Choices, Tuning, TuningChoice};
 
 use steps::{Product, Step, Work, as_matrices, merge_step, softmax_step, to_i32};
 
@@ -23,6 +24,7 @@ use steps::{Product, Step, Work, as_matrices, merge_step, softmax_step, to_i32};
 #[derive(Debug, Clone)]
 pub struct Engine {
     gpu: Arc<Gpu>,
+    choices: Arc<Choices>,
 }
 
 /// FLOPs that go into one submission when nobody waits between them: about half a second on a device of 100 GFLOP/s, well
@@ -48,7 +50,7 @@ impl Engine {
     /// Opens an adapter. Blocks.
     ///
     /// # Errors
-    /// [`crate::GpuError::NoAdapter`] where none fits.
+    /// [`crate::GpuError::NoAdapter`] where none fits; [`Error::Invalid`] for a tuning file that was asked for and isn't one.
     pub fn open(options: &EngineOptions) -> Result<Self> {
         pollster::block_on(Self::open_async(options))
     }
@@ -58,12 +60,42 @@ impl Engine {
     /// # Errors
     /// As [`Engine::open`].
     pub async fn open_async(options: &EngineOptions) -> Result<Self> {
-        Ok(Self { gpu: Arc::new(Gpu::open(options).await?) })
+        let tuning = match &options.tuning {
+            TuningChoice::None => Tuning::default(),
+            TuningChoice::File(path) => Tuning::load(path)?,
+            TuningChoice::Cache => Tuning::cache_path().and_then(|path| Tuning::load(&path).ok()).unwrap_or_default(),
+        };
+        Ok(Self { gpu: Arc::new(Gpu::open(options).await?), choices: Arc::default() }.with_tuning(&tuning))
     }
 
-    /// An engine on a device of the caller's, with whatever limits and features it was made with.
+    /// An engine on a device of the caller's, with whatever limits and features it was made with, and no tuning.
     pub fn with_device(device: wgpu::Device, queue: wgpu::Queue) -> Self {
-        Self { gpu: Arc::new(Gpu::with_device(device, queue)) }
+        Self { gpu: Arc::new(Gpu::with_device(device, queue)), choices: Arc::default() }
+    }
+
+    /// The same engine, planning by the choices that `tuning` has for its device.
+    #[must_use]
+    pub fn with_tuning(self, tuning: &Tuning) -> Self {
+        Self { choices: tuning.choices(&self.describe_adapter()), ..self }
+    }
+
+    /// Has kernels that are compiled from now on looked up in, and added to, a cache of the caller's. Drivers mostly keep one of their
+    /// own; this is for those that don't, and for an app that ships one. The device needs [`wgpu::Features::PIPELINE_CACHE`], and making
+    /// a cache from bytes is `unsafe` in wgpu, which is why it's the caller's.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there is one already.
+    pub fn set_pipeline_cache(&self, cache: wgpu::PipelineCache) -> Result<()> {
+        let set = self.gpu.pipeline_cache.set(cache);
+        set.map_err(|_| Error::invalid("a second pipeline cache; accepted: one for an engine and its clones"))
+    }
+
+    /// Compiles a plan's kernels, as for dense tensors in buffers of their own, so that the first call doesn't wait for it.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`] if the driver refuses one.
+    pub fn warm_up(&self, plan: &Plan) -> Result<()> {
+        plan.needed_kernels().iter().try_for_each(|kernel| self.gpu.pipeline(kernel).map(drop))
     }
 
     /// The adapters of this machine, in the order that [`crate::AdapterChoice::Index`] counts.
@@ -88,6 +120,7 @@ impl Engine {
             features: self.gpu.features,
             device_type: self.gpu.info.device_type,
             min_subgroup_size: self.gpu.info.subgroup_min_size,
+            choices: Arc::clone(&self.choices),
         }
     }
 

@@ -8,6 +8,7 @@ use super::memory::{DeviceBuffer, Ledger, Purpose};
 use super::pipeline::Pipeline;
 use crate::error::{Error, GpuError, Result};
 use crate::shader::Recipe;
+use crate::tuning::TuningChoice;
 
 /// Which adapter an engine opens.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -43,6 +44,8 @@ pub struct EngineOptions {
     pub limits: LimitsChoice,
     /// Leave subgroup operations out even where the adapter has them.
     pub no_subgroups: bool,
+    /// Which measured choices of variants it takes.
+    pub tuning: TuningChoice,
     /// How long a blocking call waits for the device before it gives up with an error.
     pub wait_limit: Duration,
 }
@@ -53,6 +56,7 @@ impl Default for EngineOptions {
             adapter: AdapterChoice::default(),
             limits: LimitsChoice::default(),
             no_subgroups: false,
+            tuning: TuningChoice::default(),
             // Far beyond any sensible submission: a software device takes minutes for what a GPU does in a second.
             wait_limit: Duration::from_secs(1800),
         }
@@ -82,7 +86,10 @@ impl core::fmt::Debug for Gpu {
 
 /// The features that kernels know how to use.
 fn wanted_features(options: &EngineOptions) -> wgpu::Features {
-    let mut wanted = wgpu::Features::SHADER_F16 | wgpu::Features::SHADER_INT64 | wgpu::Features::IMMEDIATES;
+    let mut wanted = wgpu::Features::SHADER_F16
+        | wgpu::Features::SHADER_INT64
+        | wgpu::Features::IMMEDIATES
+        | wgpu::Features::PIPELINE_CACHE;
     if !options.no_subgroups {
         wanted |= wgpu::Features::SUBGROUP;
     }

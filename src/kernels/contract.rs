@@ -12,7 +12,7 @@ use super::{
     Stored, Strides, flash_fwd, flash_fwd_broadcast, forward, matmul, matmul_broadcast, merge_states, softmax_rows,
 };
 use crate::gpu::{Access, Kernel};
-use crate::plan::{self, DeviceFacts};
+use crate::plan::{self, Among, DeviceFacts};
 use crate::problem::{Attention, DType, Dims, MaskMod, Problem, ScoreMod, Storage};
 use crate::shader::{Library, Recipe, spec_defaults};
 
@@ -28,7 +28,8 @@ fn devices() -> Vec<DeviceFacts> {
                 max_compute_workgroup_size_y: invocations,
                 ..wgpu::Limits::default()
             };
-            devices.push(DeviceFacts { limits, features: wgpu::Features::all(), device_type, min_subgroup_size });
+            let features = wgpu::Features::all();
+            devices.push(DeviceFacts { limits, features, device_type, min_subgroup_size, ..Default::default() });
         }
     }
     devices
@@ -46,7 +47,7 @@ fn sizes() -> impl Iterator<Item = Dims> {
 
 /// All variants of the tiled forward kernels for one of those sizes.
 fn forward_variants(dims: Dims, facts: &DeviceFacts) -> Vec<forward::Variant> {
-    plan::forward_variants(&Problem::new(dims, Attention::full()).unwrap(), facts)
+    plan::forward_variants(&Problem::new(dims, Attention::full()).unwrap(), facts, Among::All).collect()
 }
 
 const SCORE_MOD: &str = "fn score_mod(score: f32, b: u32, h: u32, q_idx: u32, kv_idx: u32) -> f32 {
@@ -128,9 +129,9 @@ fn kernels() -> &'static [Parsed] {
                     }
                     for features in [wgpu::Features::all(), wgpu::Features::SUBGROUP, wgpu::Features::empty()] {
                         let facts = DeviceFacts { features, ..facts.clone() };
-                        let variants = plan::forward_variants(&problem, &facts);
+                        let variants = plan::forward_variants(&problem, &facts, Among::Likely);
                         let (of_workgroups, of_subgroups): (Vec<_>, Vec<_>) =
-                            variants.into_iter().partition(|variant| variant.has_passes());
+                            variants.partition(|variant| variant.has_passes());
                         for variant in of_workgroups.into_iter().take(1).chain(of_subgroups) {
                             if problem.storage.o == DType::F32 && variant.has_passes() {
                                 let mut with_passes = variant.clone();
@@ -417,7 +418,8 @@ fn uniforms_can_be_immediates() {
         let kernel = Kernel { recipe: kernel.recipe.slot("params", "immediate"), ..kernel };
         let Parsed { module, .. } = parse(kernel.clone());
         let capabilities = capabilities(kernel.features) | naga::valid::Capabilities::IMMEDIATES;
-        let validated = naga::valid::Validator::new(naga::valid::ValidationFlags::all(), capabilities).validate(&module);
+        let validated =
+            naga::valid::Validator::new(naga::valid::ValidationFlags::all(), capabilities).validate(&module);
         assert!(validated.is_ok(), "{stem}: {:?}", validated.err());
         let mut globals = module.global_variables.iter().map(|(_, global)| global);
         let params = globals.find(|global| global.space == AddressSpace::Immediate).unwrap();

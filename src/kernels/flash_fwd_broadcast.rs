@@ -30,18 +30,23 @@ impl Default for Variant {
 /// long it takes for it, grows with them.
 const MAX_HELD: u32 = 384;
 
+/// How many rows of the given dims a lane does best to own. Below 2 this isn't the kernel for them.
+pub(crate) fn preferred_rows(head_dim: u32, value_dim: u32) -> u32 {
+    (MAX_HELD / head_dim.max(value_dim).max(1)).min(4)
+}
+
 impl Variant {
     /// The variant for the given dims on a device with these features and subgroups, reading as wide as dense tensors allow.
-    /// None where it has no such subgroups, or a lane would hold too much.
+    /// None where it has no such subgroups, or for less than two rows.
     pub(crate) fn for_dims(
         head_dim: u32,
         value_dim: u32,
+        rows: u32,
         min_subgroup_size: u32,
         features: wgpu::Features,
         options: Options,
     ) -> Option<Self> {
         let lanes = [8, 4].into_iter().find(|&lanes| lanes <= min_subgroup_size)?;
-        let rows = (MAX_HELD / head_dim.max(value_dim).max(1)).min(4);
         let any = Self { lanes, rows, head_dim, value_dim, widths: [1; 3], options };
         let has_int64 = features.contains(wgpu::Features::SHADER_INT64);
         let widths = any.widths_where(|_, read| has_int64 || !read.takes_int64);

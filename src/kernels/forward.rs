@@ -1,5 +1,7 @@
 //! The kernels of tiled attention, forward, seen as one: the same tensors, options and uniform, each cut in its own way.
 
+use core::fmt;
+
 use crate::gpu::Kernel;
 
 use super::flash_fwd::Options;
@@ -14,7 +16,34 @@ pub(crate) enum Variant {
     Broadcast(flash_fwd_broadcast::Variant),
 }
 
+/// What tuning chooses among: which kernel, and how it's cut, whatever the dims and options of the call. Its text is what tuning files say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tile {
+    Workgroup { threads: [u32; 2], vecs: [u32; 2] },
+    Broadcast { rows: u32 },
+}
+
+impl fmt::Display for Tile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Workgroup { threads: [x, y], vecs: [rows, keys] } => {
+                write!(f, "flash_fwd threads {x}x{y} vecs {rows}x{keys}")
+            }
+            Self::Broadcast { rows } => write!(f, "flash_fwd_broadcast rows {rows}"),
+        }
+    }
+}
+
 impl Variant {
+    pub(crate) fn tile(&self) -> Tile {
+        match self {
+            &Self::Workgroup(flash_fwd::Variant { tx, ty, row_vecs, key_vecs, .. }) => {
+                Tile::Workgroup { threads: [tx, ty], vecs: [row_vecs, key_vecs] }
+            }
+            &Self::Broadcast(flash_fwd_broadcast::Variant { rows, .. }) => Tile::Broadcast { rows },
+        }
+    }
+
     pub(crate) fn options_mut(&mut self) -> &mut Options {
         match self {
             Self::Workgroup(variant) => &mut variant.options,

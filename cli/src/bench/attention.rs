@@ -3,7 +3,7 @@
 use core::ops::ControlFlow;
 
 use anyhow::Result;
-use tilewise::{Bindings, Engine, Error, GpuError, Inputs, Path, Plan, Problem, Tensor};
+use tilewise::{AttentionOutput, Bindings, Engine, Error, GpuError, Inputs, Path, Plan, Problem, Tensor};
 
 use super::check::{self, Checked, HostInputs, HostOutput};
 use super::row::{Measured, Memory, MemoryWatch, Outcome, Row, Spec};
@@ -18,17 +18,35 @@ const LONG_SECONDS: f64 = 10.0;
 /// has no such watchdog, and loses time whenever its cores wait for the last of them.
 const ONE_SUBMISSION_SECONDS: f64 = 1.0;
 
-/// Lengths of the problem that compiles the kernels before anything is measured.
-const WARM_UP_LEN: usize = 16;
-
 /// The inputs, on the device and on the host.
-struct Data<'a> {
-    spec: &'a Spec,
-    problem: Problem,
-    host: HostInputs,
+pub(super) struct Data<'a> {
+    pub(super) spec: &'a Spec,
+    pub(super) problem: Problem,
+    pub(super) host: HostInputs,
     q: Tensor,
     k: Tensor,
     v: Tensor,
+}
+
+impl<'a> Data<'a> {
+    pub(super) fn new(engine: &Engine, spec: &'a Spec, problem: Problem) -> Result<Self> {
+        let dims = problem.dims();
+        let qkv = check::random(&problem);
+        let upload = |data: &Numbers, heads, len, dim| data.upload(engine, &[dims.batch, heads, len, dim]);
+        Ok(Self {
+            spec,
+            problem,
+            q: upload(&qkv[0], dims.q_heads, dims.q_len, dims.head_dim)?,
+            k: upload(&qkv[1], dims.kv_heads, dims.kv_len, dims.head_dim)?,
+            v: upload(&qkv[2], dims.kv_heads, dims.kv_len, dims.value_dim)?,
+            host: HostInputs::of(qkv),
+        })
+    }
+
+    /// With outputs for a plan.
+    pub(super) fn bindings<'b>(&'b self, output: &'b AttentionOutput, workspace: Option<&'b Tensor>) -> Bindings<'b> {
+        Bindings { inputs: Inputs::new(&self.q, &self.k, &self.v), o: &output.o, lse: &output.lse, workspace }
+    }
 }
 
 /// A path that ran: its result, right as far as the reference has seen, and its figures.
@@ -58,16 +76,7 @@ pub(super) fn measure(bench: &Bench<'_>, spec: &Spec) -> Result<Row> {
         return Ok(Row { spec: *spec, flops, tiled: None, naive, max_abs_diff: 0.0, compared: "nothing ran".into() });
     }
     bench.progress.stage(format!("{}: making inputs", spec.lengths()));
-    let qkv = check::random(&problem);
-    let upload = |data: &Numbers, heads, len, dim| data.upload(bench.engine, &[dims.batch, heads, len, dim]);
-    let data = Data {
-        spec,
-        problem,
-        q: upload(&qkv[0], dims.q_heads, dims.q_len, dims.head_dim)?,
-        k: upload(&qkv[1], dims.kv_heads, dims.kv_len, dims.head_dim)?,
-        v: upload(&qkv[2], dims.kv_heads, dims.kv_len, dims.value_dim)?,
-        host: HostInputs::of(qkv),
-    };
+    let data = Data::new(bench.engine, spec, problem)?;
 
     let tiled = tiled_plan.map(|plan| run(bench, &data, &plan, Path::Auto, None)).transpose()?;
     let naive = match naive_plan {
@@ -136,17 +145,16 @@ fn naive(bench: &Bench<'_>, data: &Data<'_>, plan: &Plan, tiled: Option<&Ran>) -
 
 /// Runs a plan: once to see its memory and to check it, then for its time. `other`: a result to compare with besides.
 fn run(bench: &Bench<'_>, data: &Data<'_>, plan: &Plan, path: Path, other: Option<&Ran>) -> Result<Ran> {
-    let Data { spec, problem, host, q, k, v } = data;
+    let Data { spec, problem, host, .. } = data;
     let Bench { engine, progress, .. } = *bench;
     let name = if path == Path::Naive { "naive" } else { "tiled" };
     let title = format!("{}: {name} attention", spec.lengths());
 
-    warm_up(engine, spec, path)?;
+    engine.warm_up(plan)?;
     let watch = MemoryWatch::start(bench)?;
     let output = engine.alloc_output(plan)?;
     let workspace = engine.alloc_workspace(plan)?;
-    let bindings =
-        Bindings { inputs: Inputs::new(q, k, v), o: &output.o, lse: &output.lse, workspace: workspace.as_ref() };
+    let bindings = data.bindings(&output, workspace.as_ref());
 
     progress.stage(&title);
     let first = run_in_parts(bench, plan, &bindings)?;
@@ -182,25 +190,6 @@ fn run(bench: &Bench<'_>, data: &Data<'_>, plan: &Plan, path: Path, other: Optio
     Ok(Ran { output: result, checked, runs, memory, kernel: plan.kernels().join(" + ") })
 }
 
-/// A small problem that gets the same kernels: of the same types, widths and options.
-fn small(spec: &Spec) -> tilewise::Result<Problem> {
-    let (q_len, kv_len) = (spec.q_len.min(WARM_UP_LEN), spec.kv_len.min(WARM_UP_LEN));
-    Spec { q_len, kv_len, batch: spec.batch.min(1), ..*spec }.problem()
-}
-
-/// Has the driver compile a path's kernels.
-fn warm_up(engine: &Engine, spec: &Spec, path: Path) -> Result<()> {
-    let problem = small(spec)?;
-    let (dims, stored) = (problem.dims(), problem.stored());
-    let tensor = |dtype, heads, len, dim| engine.alloc(dtype, [dims.batch, heads, len, dim]);
-    let q = tensor(stored.q, dims.q_heads, dims.q_len, dims.head_dim)?;
-    let k = tensor(stored.k, dims.kv_heads, dims.kv_len, dims.head_dim)?;
-    let v = tensor(stored.v, dims.kv_heads, dims.kv_len, dims.value_dim)?;
-    let options = problem.attention().clone().output_dtype(stored.o);
-    engine.attention_by(path, &Inputs::new(&q, &k, &v), &options)?;
-    Ok(engine.wait()?)
-}
-
 /// About two seconds of runs: at least 3, at most 20.
 pub(super) fn reps(seconds: f64) -> usize {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped")]
@@ -209,7 +198,7 @@ pub(super) fn reps(seconds: f64) -> usize {
 }
 
 /// As one submission, from recording to completion.
-fn run_at_once(engine: &Engine, software: bool, plan: &Plan, bindings: &Bindings<'_>) -> Result<Elapsed> {
+pub(super) fn run_at_once(engine: &Engine, software: bool, plan: &Plan, bindings: &Bindings<'_>) -> Result<Elapsed> {
     let device = engine.device();
     let watch = Stopwatch::start(software);
     let mut encoder = caught(device, || device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default()))?;
@@ -227,41 +216,4 @@ fn run_in_parts(bench: &Bench<'_>, plan: &Plan, bindings: &Bindings<'_>) -> Resu
         ControlFlow::Continue(())
     })?;
     Ok(watch.stop())
-}
-
-#[cfg(test)]
-mod tests {
-    use tilewise::DeviceFacts;
-
-    use super::super::Kind;
-    use super::*;
-    use crate::args::{Dtype, Options};
-
-    /// Else what is timed would include the driver's compiler.
-    #[test]
-    fn the_warm_up_gets_the_kernels_of_the_measurement() {
-        let kernels = |problem: &Problem| Plan::new(problem, &DeviceFacts::default(), Path::Auto).unwrap().kernels();
-        let mut seen = std::collections::BTreeSet::new();
-        for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
-            for (window, softcap) in [(None, None), (Some("255,0".parse().unwrap()), Some(50.0))] {
-                let options = Options { causal: true, window, softcap, ..Options::default() };
-                let spec = Spec {
-                    q_len: 1000,
-                    kv_len: 3000,
-                    batch: 2,
-                    head_dim: 80,
-                    value_dim: 40,
-                    heads: 4,
-                    kv_heads: 2,
-                    options,
-                    dtype,
-                    kind: Kind::Forward,
-                };
-                let measured = kernels(&spec.problem().unwrap());
-                assert_eq!(kernels(&small(&spec).unwrap()), measured, "{spec:?}");
-                seen.extend(measured);
-            }
-        }
-        assert_eq!(seen.len(), 6, "{seen:?}");
-    }
 }

@@ -1,0 +1,249 @@
+//! What was measured fastest, kept in a file that people can read, and ship.
+
+use core::fmt;
+use core::str::FromStr;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::plan::Plan;
+use crate::problem::{Dims, Problem, Storage};
+
+/// The first line of a file that is one.
+const FORMAT: &str = "tilewise tuning 1";
+
+/// A file is read whole: one that is longer than this isn't a tuning file.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// Which variants were measured fastest, on which devices, for which calls.
+///
+/// `tilewise tune` measures and saves; [`crate::Engine::open`] loads what lies in [`Tuning::cache_path`], unless
+/// [`crate::EngineOptions::tuning`] says otherwise. The library never measures by itself. Only speed depends on it: whichever variant runs,
+/// results stay within the tolerances, though their last bits may differ.
+///
+/// A choice holds for calls with the same types, `head_dim` and `value_dim`, and with `batch * q_heads`, `q_len` and `kv_len` between the
+/// same powers of two as where it was measured, whatever their masks and options.
+///
+/// The text is lines: `tilewise tuning 1`; then `device NAME`, as [`crate::Engine::describe_adapter`] says it, and under it
+/// `CALLS = VARIANT`, each with a `#` and what was measured behind it. A variant that the library doesn't know (any more) is no error, and
+/// not chosen.
+///
+/// ```
+/// let text = "tilewise tuning 1
+/// device llvmpipe (LLVM 15.0.6, 256 bits) (Cpu, Vulkan, llvmpipe Mesa 22.3.6)
+/// forward f32 f32 f32 f32 head_dim 64 value_dim 64 heads 4 q_len 2048 kv_len 2048 = flash_fwd_broadcast rows 4 # 96 ms
+/// ";
+/// let tuning: tilewise::Tuning = text.parse()?;
+/// assert_eq!(tuning.to_string(), text);
+/// # Ok::<(), tilewise::Error>(())
+/// ```
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Tuning {
+    devices: BTreeMap<String, Arc<Choices>>,
+}
+
+/// The choices of one device: a part of its [`crate::DeviceFacts`].
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Choices {
+    /// By the calls that it's for.
+    of_calls: BTreeMap<String, Chosen>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Chosen {
+    tile: String,
+    note: String,
+}
+
+/// Which choices an engine takes.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum TuningChoice {
+    /// Those that `tilewise tune` left on this machine, if it did; what can't be read is as if it weren't there.
+    #[default]
+    Cache,
+    /// None: the planner's own order.
+    None,
+    /// Those of a file, which must be there and be one. It may hold several devices; of one that it doesn't know nothing is taken.
+    File(PathBuf),
+}
+
+/// Calls that are alike.
+fn calls_like(problem: &Problem) -> String {
+    let Storage { q, k, v, o } = problem.storage;
+    let Dims { batch, q_heads, head_dim, value_dim, .. } = problem.dims;
+    let (q_len, kv_len) = problem.longest();
+    let [heads, q_len, kv_len] = [batch.saturating_mul(q_heads), q_len, kv_len]
+        .map(|size| size.checked_next_power_of_two().unwrap_or(usize::MAX));
+    format!(
+        "forward {q} {k} {v} {o} head_dim {head_dim} value_dim {value_dim} heads {heads} q_len {q_len} kv_len {kv_len}"
+    )
+}
+
+impl Choices {
+    /// The tile that was measured fastest for calls like this one.
+    pub(crate) fn forward(&self, problem: &Problem) -> Option<&str> {
+        if self.of_calls.is_empty() {
+            return None;
+        }
+        Some(&self.of_calls.get(&calls_like(problem))?.tile)
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.of_calls.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.of_calls.is_empty()
+    }
+}
+
+impl Tuning {
+    /// Where `tilewise tune` saves, and engines look: `tilewise/tuning.txt` in the platform's folder for caches. None where there is no
+    /// such folder.
+    pub fn cache_path() -> Option<PathBuf> {
+        Some(dirs::cache_dir()?.join("tilewise").join("tuning.txt"))
+    }
+
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it can't be read or isn't a tuning file, with its name and the line.
+    pub fn load(path: &Path) -> Result<Self> {
+        let named = |error: String| Error::invalid(format!("{}: {error}", path.display()));
+        let bytes = std::fs::metadata(path).map_err(|error| named(error.to_string()))?.len();
+        if bytes > MAX_BYTES {
+            return Err(named(format!("{bytes} bytes; accepted: a tuning file, of at most {MAX_BYTES}")));
+        }
+        let text = std::fs::read_to_string(path).map_err(|error| named(error.to_string()))?;
+        text.parse().map_err(|error| match error {
+            Error::Invalid(message) => named(message),
+            error => error,
+        })
+    }
+
+    /// The choices for a device, by the name that [`crate::Engine::describe_adapter`] gives it.
+    pub fn choices(&self, device: &str) -> Arc<Choices> {
+        self.devices.get(device).cloned().unwrap_or_default()
+    }
+
+    /// Keeps a plan's kernel and tile as the choice for calls like its problem, in place of what there was. `note` is for readers.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a plan of the naive path.
+    pub fn choose(&mut self, device: &str, plan: &Plan, note: &str) -> Result<()> {
+        let tile = plan.tile().ok_or_else(|| Error::invalid("the naive path as a choice; accepted: a tiled plan"))?;
+        let device = self.devices.entry(one_line(device)).or_default();
+        let chosen = Chosen { tile, note: one_line(note) };
+        Arc::make_mut(device).of_calls.insert(calls_like(plan.problem()), chosen);
+        Ok(())
+    }
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+impl fmt::Display for Tuning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{FORMAT}")?;
+        for (device, choices) in &self.devices {
+            writeln!(f, "device {device}")?;
+            for (calls, Chosen { tile, note }) in &choices.of_calls {
+                let note = if note.is_empty() { String::new() } else { format!(" # {note}") };
+                writeln!(f, "{calls} = {tile}{note}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Tuning {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let mut lines = (1..).zip(text.lines());
+        if lines.next().is_none_or(|(_, line)| line.trim() != FORMAT) {
+            return Err(Error::invalid(format!("not a tuning file; accepted: {FORMAT:?} as the first line")));
+        }
+        let mut tuning = Self::default();
+        let mut device = None;
+        for (number, line) in lines {
+            let (line, note) = line.split_once('#').unwrap_or((line, ""));
+            if line.trim().is_empty() {
+                continue;
+            }
+            if let Some(name) = line.trim().strip_prefix("device ") {
+                device = Some(tuning.devices.entry(one_line(name)).or_default());
+                continue;
+            }
+            let (Some(device), Some((calls, tile))) = (&mut device, line.split_once('=')) else {
+                let line = line.trim();
+                let accepted = "accepted: `device NAME`, and after that `CALLS = VARIANT`";
+                return Err(Error::invalid(format!("line {number}: {line:?}; {accepted}")));
+            };
+            let chosen = Chosen { tile: one_line(tile), note: one_line(note) };
+            Arc::make_mut(device).of_calls.insert(one_line(calls), chosen);
+        }
+        Ok(tuning)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{self, DeviceFacts};
+    use crate::problem::Attention;
+
+    fn problem(heads: usize, len: usize) -> Problem {
+        Problem::new(Dims::square(1, heads, len, 64), Attention::causal()).unwrap()
+    }
+
+    #[test]
+    fn a_choice_is_kept_for_calls_alike() {
+        let facts = DeviceFacts::default();
+        let candidates = Plan::candidates(&problem(4, 2000), &facts).unwrap();
+        assert!(candidates.len() > 1);
+        let (preferred, slowest) = (candidates.first().unwrap(), candidates.last().unwrap());
+        let mut tuning = Tuning::default();
+        tuning.choose("some  device", slowest, "2 ms;\n3 ms").unwrap();
+        let tuning: Tuning = tuning.to_string().parse().unwrap();
+        let facts = DeviceFacts { choices: tuning.choices("some device"), ..facts };
+        let plan = |heads, len| Plan::new(&problem(heads, len), &facts, plan::Path::Auto).unwrap();
+        for (heads, len) in [(4, 2000), (3, 2048), (4, 1025)] {
+            let plan = plan(heads, len);
+            assert_eq!(plan.tile(), slowest.tile());
+            assert!(plan.explain().contains("measured fastest"), "{plan}");
+        }
+        for (heads, len) in [(5, 2000), (2, 2000), (4, 2049), (4, 1024)] {
+            assert_eq!(plan(heads, len).tile(), preferred.tile());
+        }
+        let elsewhere = DeviceFacts { choices: tuning.choices("another device"), ..facts.clone() };
+        assert_eq!(Plan::new(&problem(4, 2000), &elsewhere, plan::Path::Auto).unwrap().tile(), preferred.tile());
+    }
+
+    /// A file of another version, or of a device whose limits have changed.
+    #[test]
+    fn a_choice_that_there_is_not_is_not_taken() {
+        let calls = calls_like(&problem(4, 2000));
+        let text = format!("{FORMAT}\ndevice x\n{calls} = flash_fwd_of_tomorrow tiles 9\n");
+        let facts = DeviceFacts { choices: text.parse::<Tuning>().unwrap().choices("x"), ..DeviceFacts::default() };
+        let plan = Plan::new(&problem(4, 2000), &facts, plan::Path::Auto).unwrap();
+        let without = Plan::new(&problem(4, 2000), &DeviceFacts::default(), plan::Path::Auto).unwrap();
+        assert_eq!(plan.tile(), without.tile());
+        assert!(plan.explain().contains("can't do this one"), "{plan}");
+    }
+
+    #[test]
+    fn what_is_no_tuning_file_is_refused_with_its_line() {
+        let error = |text: &str| text.parse::<Tuning>().unwrap_err().to_string();
+        for text in ["", "tilewise tuning 2\n", "{}", "\u{0}\u{1}"] {
+            assert!(error(text).contains("not a tuning file"), "{text:?}");
+        }
+        assert!(error("tilewise tuning 1\n\nforward = x\n").contains("line 3"));
+        assert!(error("tilewise tuning 1\ndevice x\nforward x\n").contains("line 3"));
+        assert_eq!("tilewise tuning 1\n# a remark\n\n".parse(), Ok(Tuning::default()));
+    }
+}
