@@ -117,6 +117,11 @@ impl Common {
         })
     }
 
+    /// Whether a flag speaks of choices of variants.
+    pub(crate) fn is_tuned(&self) -> bool {
+        self.tuning.is_some()
+    }
+
     /// The same with other choices of variants.
     pub(crate) fn engine_tuned_by(&self, tuning: TuningChoice) -> Result<Engine> {
         let limits = match self.limits {

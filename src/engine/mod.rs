@@ -462,6 +462,11 @@ impl Engine {
         self.gpu.ledger.snapshot()
     }
 
+    /// Frees the device memory that is only kept for later calls: uniforms, 16 KiB at most. Compiled kernels stay.
+    pub fn trim(&self) {
+        self.gpu.trim();
+    }
+
     /// Makes the present the new peak.
     pub fn reset_peak(&self) {
         self.gpu.ledger.reset_peak();
@@ -474,9 +479,10 @@ impl Engine {
 }
 
 impl Plan {
-    /// Records the plan's dispatches into the caller's encoder. Submits nothing and waits for nothing; allocates a uniform
-    /// buffer of under 256 bytes a dispatch, and where lengths or ALiBi slopes are given one for them, which live as long as the
-    /// recorded commands. A kernel's first use compiles it.
+    /// Records the plan's dispatches into the caller's encoder. Submits nothing and waits for nothing. Allocates nothing on the device when
+    /// the same call is recorded again; else, on devices whose immediates are too small for a kernel's parameters, a uniform of 240 bytes or
+    /// less, of which the engine keeps the last 64; and where lengths or ALiBi slopes are given a buffer for them, which lives as long as
+    /// the recorded commands. A kernel's first use compiles it ([`Engine::warm_up`]).
     ///
     /// ```no_run
     /// use tilewise::{Attention, Bindings, Dims, Engine, Inputs, Problem, wgpu};

@@ -72,6 +72,8 @@ pub(crate) struct Gpu {
     pub(crate) features: wgpu::Features,
     pub(crate) ledger: Arc<Ledger>,
     pub(super) pipelines: Mutex<HashMap<Recipe, Arc<Pipeline>>>,
+    /// By what they hold.
+    pub(super) uniforms: Mutex<HashMap<Vec<u8>, Arc<DeviceBuffer>>>,
     pub(crate) pipeline_cache: OnceLock<wgpu::PipelineCache>,
     lost: Arc<Mutex<Option<String>>>,
     wait_limit: Duration,
@@ -153,6 +155,7 @@ impl Gpu {
             queue,
             ledger: Arc::default(),
             pipelines: Mutex::default(),
+            uniforms: Mutex::default(),
             pipeline_cache: OnceLock::new(),
             lost: Arc::default(),
             wait_limit: EngineOptions::default().wait_limit,
@@ -234,7 +237,24 @@ impl Gpu {
     /// Submits, and lets wgpu free what earlier submissions have done with.
     pub(crate) fn submit(&self, encoder: wgpu::CommandEncoder) -> Result<()> {
         self.scoped(|| self.queue.submit([encoder.finish()]))?;
-        self.poll(wgpu::PollType::Poll)
+        self.poll(wgpu::PollType::Poll)?;
+        self.check_alive()
+    }
+
+    /// Finds out whether the device is there: memory of one that isn't can't be mapped. Submitting to a lost device is no error of wgpu's;
+    /// the callback for a loss may come later, and a caller's device has its owner's.
+    fn check_alive(&self) -> Result<()> {
+        let descriptor = wgpu::BufferDescriptor {
+            label: Some("tilewise.probe"),
+            size: 16,
+            usage: wgpu::BufferUsages::MAP_WRITE,
+            mapped_at_creation: true,
+        };
+        let mapped = self.scoped(|| {
+            let probe = self.device.create_buffer(&descriptor);
+            probe.get_mapped_range_mut(..).map(drop).map_err(|error| error.to_string())
+        })?;
+        mapped.map_err(|error| GpuError::Lost(error).into())
     }
 
     /// Waits until all submitted work is done.

@@ -3,7 +3,7 @@
 use std::sync::{Arc, PoisonError};
 
 use super::device::Gpu;
-use super::memory::Purpose;
+use super::memory::{DeviceBuffer, Purpose};
 use super::tensor::Tensor;
 use crate::error::{Error, GpuError, Result};
 use crate::shader::Recipe;
@@ -64,6 +64,9 @@ impl Kernel {
         Ok(())
     }
 }
+
+/// Uniforms that are kept: 16 KiB of them at most. The layers of a model take the same few, token after token.
+const MAX_UNIFORMS: usize = 64;
 
 /// A compiled kernel.
 #[derive(Debug)]
@@ -148,7 +151,26 @@ impl Gpu {
         })
     }
 
-    /// Records a dispatch. Allocates nothing, or the uniform that holds `params` where they can't go into the commands.
+    /// A uniform of these contents. The last ones are kept: nothing writes to them, so any number of dispatches can share one.
+    fn uniform(&self, params: &[u8]) -> Result<Arc<DeviceBuffer>> {
+        let mut uniforms = self.uniforms.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(uniform) = uniforms.get(params) {
+            return Ok(Arc::clone(uniform));
+        }
+        let (bytes, usage) = (params.len() as u64, wgpu::BufferUsages::UNIFORM);
+        let uniform = self.create_buffer("tilewise.params", bytes, usage, Purpose::Params, Some(params))?;
+        if uniforms.len() >= MAX_UNIFORMS {
+            uniforms.clear();
+        }
+        uniforms.insert(params.to_vec(), Arc::clone(&uniform));
+        Ok(uniform)
+    }
+
+    pub(crate) fn trim(&self) {
+        self.uniforms.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// Records a dispatch. Allocates nothing, or where `params` can't go into the commands a uniform for them, unless there is one.
     pub(crate) fn record(&self, encoder: &mut wgpu::CommandEncoder, launch: &Launch<'_>) -> Result<()> {
         let Launch { kernel, params, tensors, workgroups } = *launch;
         if workgroups == 0 {
@@ -158,11 +180,7 @@ impl Gpu {
         debug_assert_eq!(tensors.len(), kernel.storage.len());
         let grid = self.fold(workgroups)?;
         let pipeline = self.pipeline(kernel)?;
-        let make_uniform = || {
-            let (bytes, usage) = (params.len() as u64, wgpu::BufferUsages::UNIFORM);
-            self.create_buffer("tilewise.params", bytes, usage, Purpose::Params, Some(params))
-        };
-        let uniform = if pipeline.immediates { None } else { Some(make_uniform()?) };
+        let uniform = if pipeline.immediates { None } else { Some(self.uniform(params)?) };
         let windows = tensors.iter().map(|tensor| tensor.window(&self.limits)).collect::<Result<Vec<_>>>()?;
         let bindings = kernel.storage.iter().zip(tensors.iter().zip(&windows));
         let storage = bindings.map(|(&(binding, _), (tensor, window))| wgpu::BindGroupEntry {

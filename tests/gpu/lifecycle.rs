@@ -4,7 +4,9 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use tilewise::{AdapterChoice, Attention, Engine, EngineOptions, Error, GpuError, LimitsChoice, wgpu};
+use tilewise::{
+    AdapterChoice, Attention, Engine, EngineOptions, Error, GpuError, LimitsChoice, Plan, Tuning, TuningChoice, wgpu,
+};
 
 use super::support::{Setup, engines, one_head, open, with_default_limits, with_limits};
 
@@ -126,4 +128,38 @@ fn k6_hardware_is_hardware() {
         Ok(engine) => assert_ne!(engine.adapter_info().device_type, wgpu::DeviceType::Cpu),
         Err(error) => assert!(matches!(error, Error::Gpu(GpuError::NoAdapter(_))), "{error}"),
     }
+}
+
+/// Choices come from a file that was asked for, which must be one, and only where it knows the device.
+#[test]
+fn tuning_files() {
+    let Some(engine) = open(LimitsChoice::Adapter) else { return };
+    let device = engine.describe_adapter();
+    let problem = Setup::new(one_head(300, 300, 64, 64), None).problem();
+    let candidates = Plan::candidates(&problem, &engine.facts()).unwrap();
+    let last = candidates.last().unwrap();
+    let mut tuning = Tuning::default();
+    tuning.choose(&device, last, "").unwrap();
+    let path = std::env::temp_dir().join(format!("tilewise-tuning-{}.txt", std::process::id()));
+    std::fs::write(&path, tuning.to_string()).unwrap();
+    let tile_by = |tuning| {
+        let options = EngineOptions { tuning, ..EngineOptions::default() };
+        Engine::open(&options).map(|engine| engine.plan(&problem).unwrap().tile())
+    };
+    assert_eq!(tile_by(TuningChoice::File(path.clone())), Ok(last.tile()));
+    assert_eq!(tile_by(TuningChoice::None), Ok(candidates[0].tile()));
+    std::fs::write(&path, tuning.to_string().replace(&device, "another")).unwrap();
+    assert_eq!(tile_by(TuningChoice::File(path.clone())), Ok(candidates[0].tile()));
+    std::fs::write(&path, "{}").unwrap();
+    let error = tile_by(TuningChoice::File(path.clone())).unwrap_err().to_string();
+    assert!(error.contains("not a tuning file") && error.contains("tilewise-tuning-"), "{error}");
+    std::fs::remove_file(&path).unwrap();
+    assert!(matches!(tile_by(TuningChoice::File(path)), Err(Error::Invalid(_))));
+
+    // What was chosen computes the same.
+    let setup = Setup::new(one_head(300, 300, 64, 64), None);
+    let data = setup.data();
+    let engine = engine.with_tuning(&tuning);
+    assert_eq!(engine.plan(&problem).unwrap().tile(), last.tile());
+    setup.check_on(&engine, &data, &setup.reference(&data));
 }

@@ -7,12 +7,12 @@ use half::{bf16, f16};
 use tilewise::reference::{self, Case, Output, Precision};
 use tilewise::{
     Align, Attention, Bindings, DType, DeviceFacts, Dims, Engine, EngineOptions, Error, GpuError, Inputs, LimitsChoice,
-    Path, Plan, Problem, Tensor, wgpu,
+    Path, Plan, Problem, Tensor, TuningChoice, wgpu,
 };
 
 /// Opens a device of its own, or says why there is none.
 pub(crate) fn open(limits: LimitsChoice) -> Option<Engine> {
-    match Engine::open(&EngineOptions { limits, ..EngineOptions::default() }) {
+    match Engine::open(&EngineOptions { limits, tuning: TuningChoice::None, ..EngineOptions::default() }) {
         Ok(engine) => Some(engine),
         Err(Error::Gpu(GpuError::NoAdapter(reason))) => {
             let adapters: Vec<_> = Engine::adapters().iter().map(wgpu::Adapter::get_info).collect();

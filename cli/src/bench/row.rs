@@ -213,8 +213,9 @@ pub(super) struct MemoryWatch<'a> {
 
 impl<'a> MemoryWatch<'a> {
     pub(super) fn start(bench: &Bench<'a>) -> Result<Self> {
-        // What earlier runs have dropped is freed by now.
+        // What earlier runs have dropped is freed by now, and what the engine has kept of them.
         bench.engine.wait()?;
+        bench.engine.trim();
         bench.engine.reset_peak();
         let process = if bench.software { ProcessMemory::watch() } else { None };
         Ok(Self { engine: bench.engine, process })

@@ -70,6 +70,10 @@ struct Variant {
 
 pub(crate) fn run(args: &TuneArgs, common: &Common) -> Result<()> {
     ensure!(args.shapes.attention.path()?.is_none(), "--path with tune; accepted: none, only tiled kernels are tuned");
+    ensure!(
+        !common.is_tuned(),
+        "--tuning with tune; accepted: none, it measures all variants, and --save names its file"
+    );
     let specs = args.shapes.specs(Kind::Forward, &DEFAULTS)?;
     let target = if args.dry_run { None } else { Some(target(args.save.as_ref())?) };
     // Better now than after minutes of measuring.
@@ -188,17 +192,12 @@ fn run_once(engine: &Engine, data: &Data<'_>, candidate: &Candidate) -> Result<E
 }
 
 impl Row {
-    /// What the file says behind the choice.
+    /// What the file says behind the choice: its time, and the next one's.
     fn note(&self) -> String {
-        let figures = self.variants.iter().filter_map(|it| Some((it, it.seconds?)));
-        let figures: Vec<_> = figures
-            .enumerate()
-            .map(|(index, (it, time))| match index {
-                0 => seconds(time),
-                _ => format!("{} {}", it.variant, seconds(time)),
-            })
-            .collect();
-        format!("{}: {}", self.spec.shape(), figures.join(", "))
+        let mut figures = self.variants.iter().filter_map(|it| Some((it, seconds(it.seconds?))));
+        let fastest = figures.next().map_or_else(String::new, |(_, time)| time);
+        let next = figures.next().map_or_else(String::new, |(it, time)| format!(", {} {time}", it.variant));
+        format!("{}, {}: {fastest}{next}", self.spec.lengths(), self.spec.shape())
     }
 }
 
