@@ -9,7 +9,8 @@
 #   --out DIR         where results go [default: gpu-check/ and the device's name]
 #   --minutes N       how long all of it may take [default: 5]
 #
-# Writes info.txt, verify.txt (every kernel variant and option against the CPU reference), bench.csv and bench.txt, and log.txt with what
+# Writes info.txt, verify.txt (every kernel variant and option against the CPU reference), tune.txt and
+# tuning.txt (the fastest variant for each kind of call), bench.csv and bench.txt, and log.txt with what
 # was run, how long it took, and all that went to stderr. What fails or runs out of time doesn't keep the rest from running.
 # Exit status: 0 if all passed; 1 if something failed or ran out of time; 2 for usage; 3 if there is nothing to run on.
 # Needs bash, coreutils, sed, the Vulkan loader (libvulkan.so.1) and the GPU's Vulkan driver. Environment: VK_DRIVER_FILES as ever.
@@ -152,7 +153,7 @@ device=$(sed -n 's/^  "adapter": "\(.*\)",\{0,1\}$/\1/p' "$work/info.json")
 slug=$(tr '[:upper:]' '[:lower:]' <<<"$device" | sed 's/[^a-z0-9]\{1,\}/-/g; s/^-//; s/-$//')
 out=${out:-gpu-check/${slug:-unnamed}}
 mkdir -p "$out"
-rm -f "$out"/{info.txt,verify.txt,bench.csv,bench.txt,log.txt}
+rm -f "$out"/{info.txt,verify.txt,tune.txt,tuning.txt,bench.csv,bench.txt,log.txt}
 say "device: $device; results go to $out"
 
 log() { printf '%s\n' "$*" | tee -a "$out/log.txt" >&2; }
@@ -208,6 +209,7 @@ step verify $((minutes * 36)) verify.txt verify
 tail -n 1 "$out/verify.txt" >&2
 
 if [[ $adapter == hardware ]]; then
+    step tune 60 tune.txt tune --save "$out/tuning.txt"
     bench one-head
     bench heads --heads 16 --head-dim 64,128 --q-len 1024,4096,8192
     bench causal --heads 16 --head-dim 64,128 --q-len 4096,16384 --causal --path auto
@@ -216,6 +218,7 @@ if [[ $adapter == hardware ]]; then
     bench long --q-len 131072 --causal --path auto
     bench matmul --kind matmul --q-len 1024,2048,4096
 else
+    step tune 60 tune.txt tune --q-len 128 --heads 2 --head-dim 64 --save "$out/tuning.txt"
     bench heads --heads 2 --q-len 128,256 --reps 3
     bench matmul --kind matmul --q-len 256 --reps 3
 fi

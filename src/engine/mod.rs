@@ -11,7 +11,7 @@ pub use inputs::{AttentionOutput, Bindings, Inputs, Mask, MaskElement};
 
 use crate::error::{Error, Result};
 use crate::gpu::{self, Element, EngineOptions, Gpu, MemoryUse, Purpose, Tensor};
-use crate::kernels::matmul;
+use crate::kernels::{matmul, product};
 use crate::plan::{self, DeviceFacts, Path, Plan};
 use crate::problem::{Attention, DType, Problem};
 use crate::tuning::{Choices, Tuning, TuningChoice};
@@ -385,9 +385,18 @@ impl Engine {
         self.product(a, b, matmul::Operand::Columns)
     }
 
-    fn product(&self, a: &Tensor, b: &Tensor, operand: matmul::Operand) -> Result<Tensor> {
+    /// The kernel that [`Engine::matmul`] runs for a and b, or [`Engine::matmul_transposed`], with what is baked into it.
+    ///
+    /// # Errors
+    /// As they have, of the shapes.
+    pub fn matmul_kernel(&self, a: &Tensor, b: &Tensor, transposed: bool) -> Result<String> {
+        let operand = if transposed { matmul::Operand::Columns } else { matmul::Operand::Rows };
+        Ok(self.factors(a, b, operand)?.variant.kernel().recipe.label())
+    }
+
+    fn factors(&self, a: &Tensor, b: &Tensor, operand: matmul::Operand) -> Result<Factors> {
         let (a4, b4) = (as_matrices("a", a)?, as_matrices("b", b)?);
-        let (rows, inner_b, columns) = match operand {
+        let (m, inner_b, n) = match operand {
             matmul::Operand::Rows => (a4.shape()[2], b4.shape()[2], b4.shape()[3]),
             matmul::Operand::Columns => (a4.shape()[2], b4.shape()[3], b4.shape()[2]),
         };
@@ -398,16 +407,20 @@ impl Engine {
                 b.shape()
             )));
         }
+        let matrices = a4.shape()[0] * a4.shape()[1];
+        let dims = [m, n, inner_b];
+        let variant = plan::product_variant(operand, matmul::Reach::All, matrices, dims, &self.facts())?;
+        Ok(Factors { a: a4, b: b4, dims, variant })
+    }
+
+    fn product(&self, a: &Tensor, b: &Tensor, operand: matmul::Operand) -> Result<Tensor> {
+        let Factors { a: a4, b: b4, dims: [m, n, k], variant } = self.factors(a, b, operand)?;
         let mut shape = a.shape().to_vec();
         shape.truncate(shape.len() - 2);
-        shape.extend([rows, columns]);
+        shape.extend([m, n]);
         let c = self.alloc(DType::F32, &shape)?;
-        let matrices = a4.shape()[0] * a4.shape()[1];
-        let dims = [rows, columns, inner_b];
-        let variant = plan::product_variant(operand, matmul::Reach::All, matrices, dims, &self.facts())?;
         let c4 = as_matrices("c", &c)?;
-        let product =
-            Product { variant, tensors: [&a4, &b4, &c4], m: rows, n: columns, k: inner_b, diagonal: 0, alpha: 1.0 };
+        let product = Product { variant, tensors: [&a4, &b4, &c4], m, n, k, diagonal: 0, alpha: 1.0 };
         for step in product.steps(&self.gpu)? {
             self.submit_step(&step)?;
         }
@@ -476,6 +489,16 @@ impl Engine {
     pub fn allocator_report(&self) -> Option<wgpu::AllocatorReport> {
         self.gpu.device.generate_allocator_report()
     }
+}
+
+/// What a matrix product is of.
+struct Factors {
+    /// (outer, inner, rows, columns)
+    a: Tensor,
+    b: Tensor,
+    /// m, n and k.
+    dims: [usize; 3],
+    variant: product::Variant,
 }
 
 impl Plan {

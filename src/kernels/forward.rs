@@ -36,11 +36,11 @@ impl fmt::Display for Tile {
 
 impl Variant {
     pub(crate) fn tile(&self) -> Tile {
-        match self {
-            &Self::Workgroup(flash_fwd::Variant { tx, ty, row_vecs, key_vecs, .. }) => {
+        match *self {
+            Self::Workgroup(flash_fwd::Variant { tx, ty, row_vecs, key_vecs, .. }) => {
                 Tile::Workgroup { threads: [tx, ty], vecs: [row_vecs, key_vecs] }
             }
-            &Self::Broadcast(flash_fwd_broadcast::Variant { rows, .. }) => Tile::Broadcast { rows },
+            Self::Broadcast(flash_fwd_broadcast::Variant { rows, .. }) => Tile::Broadcast { rows },
         }
     }
 

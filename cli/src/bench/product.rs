@@ -57,7 +57,7 @@ pub(super) fn measure(bench: &Bench<'_>, spec: &Spec) -> Result<Row> {
         flops,
         max_abs_diff: checked.max_abs_err,
         compared: format!("with the f64 reference, {0}x{0} elements", checked.rows),
-        tiled: Some(Measured::new(bench, flops, &runs, memory, "matmul".into(), &checked)),
+        tiled: Some(Measured::new(bench, flops, &runs, memory, engine.matmul_kernel(&a, &b, false)?, &checked)),
         naive: None,
     })
 }

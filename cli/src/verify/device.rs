@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result};
 use serde::Serialize;
 use tilewise::reference::{self, Comparison, Precision, Tolerance, compare};
-use tilewise::{Align, Attention, Dims, Engine};
+use tilewise::{Align, Attention, DType, Dims, Engine};
 
-use super::options::{GROUPS, Group, NO_OPTIONS, Ran};
+use super::options::{GROUPS, Group, NO_OPTIONS, Ran, stem};
 use crate::args::{Common, Dtype};
 use crate::measure::{Progress, normal};
 use crate::output;
@@ -28,8 +28,16 @@ const SIZES: [[usize; 5]; 7] = [
     [1, 1, 1, 0, 9],
 ];
 
-/// Batch, m, k, n of products.
-const PRODUCTS: [[usize; 4]; 5] = [[1, 64, 64, 64], [2, 33, 65, 17], [1, 1, 100, 1], [3, 70, 7, 130], [1, 5, 0, 3]];
+/// Batch, m, k, n of products; the last are big enough for what software devices have for those, rows of any width and of whole multiples.
+const PRODUCTS: [[usize; 4]; 7] = [
+    [1, 64, 64, 64],
+    [2, 33, 65, 17],
+    [1, 1, 100, 1],
+    [3, 70, 7, 130],
+    [1, 5, 0, 3],
+    [2, 130, 257, 259],
+    [1, 200, 264, 200],
+];
 
 /// Rows and columns for softmax.
 const ROWS: [[usize; 2]; 5] = [[64, 64], [3, 1], [5, 1000], [17, 63], [2, 257]];
@@ -216,8 +224,11 @@ fn products(engine: &Engine, outcomes: &mut Outcomes) -> Result<()> {
             Ok(vec![("c", compare(&c.read()?, &expected.c, tolerance(expected.mag)))])
         };
         let case = format!("({batch}, {m}, {k}) by ({batch}, {k}, {n})");
-        outcomes.add(NO_OPTIONS, "matmul, A·B".to_string(), &case, result(false));
-        outcomes.add(NO_OPTIONS, "matmul, A·Bᵀ".to_string(), &case, result(true));
+        for (transposed, name) in [(false, "A·B"), (true, "A·Bᵀ")] {
+            let b = engine.alloc(DType::F32, if transposed { [batch, n, k] } else { [batch, k, n] })?;
+            let label = engine.matmul_kernel(&a, &b, transposed)?;
+            outcomes.add(NO_OPTIONS, format!("{}, {name}", stem(&label)), &case, result(transposed));
+        }
     }
     Ok(())
 }

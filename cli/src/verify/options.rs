@@ -185,7 +185,7 @@ impl Group {
 }
 
 /// A kernel's name without what is baked in.
-fn stem(kernel: &str) -> &str {
+pub(super) fn stem(kernel: &str) -> &str {
     kernel.split('[').next().unwrap_or(kernel)
 }
 

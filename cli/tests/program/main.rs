@@ -7,4 +7,5 @@ mod made_cases;
 mod plan;
 mod run;
 mod support;
+mod tune;
 mod verify;

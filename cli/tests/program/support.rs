@@ -31,8 +31,11 @@ impl Ran {
     }
 }
 
+/// Without what `tilewise tune` may have saved on this machine.
 pub(crate) fn program() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_tilewise"))
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tilewise"));
+    command.env("XDG_CACHE_HOME", std::env::temp_dir().join("tilewise-no-cache"));
+    command
 }
 
 pub(crate) fn ran(command: &mut Command) -> Ran {
