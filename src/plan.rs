@@ -190,6 +190,15 @@ pub(crate) fn loops_per_pass(iterations: u32, device_type: wgpu::DeviceType) -> 
 /// sixths of the 3 ms that the others take for this much, each time. 256 tokens of one head of 64 are so much.
 const BROADCAST_FLOPS: u64 = 1 << 24;
 
+/// Rows of the other kernels' blocks there: a call with fewer costs as much as one with so many.
+const CPU_BLOCK_Q: usize = 64;
+
+/// Whether an attention call takes long, for a software device.
+fn is_long(problem: &Problem) -> bool {
+    let (q_len, _) = problem.longest();
+    problem.flops().saturating_mul((CPU_BLOCK_Q / q_len.max(1)).max(1) as u64) >= BROADCAST_FLOPS
+}
+
 /// Accumulator vec4s a thread may hold before it spills: 128 scalars of the 255 registers that common GPUs give a thread.
 const MAX_ACC_VECS: u32 = 32;
 
@@ -226,16 +235,15 @@ pub(crate) fn forward_variants<'a>(
     // Stable: among those that don't spill the order above stands.
     variants.sort_by_key(|variant| (4 * variant.row_vecs * variant.col_vecs).max(MAX_ACC_VECS));
     let mut variants: Vec<_> = variants.into_iter().map(forward::Variant::Workgroup).collect();
-    let rows = flash_fwd_broadcast::preferred_rows(head_dim, value_dim);
-    let other_rows = [4, 3, 2].into_iter().filter(|&other| among == Among::All && other < rows);
+    let most_rows = flash_fwd_broadcast::most_rows(head_dim, value_dim);
+    let rows = most_rows.min(width(problem.longest().0).div_ceil(8).max(2));
+    let other_rows = [4, 3, 2].into_iter().filter(|&other| among == Among::All && other != rows && other <= most_rows);
     let of_subgroups = [rows].into_iter().chain(other_rows).filter_map(|rows| {
         let (subgroup, options) = (facts.min_subgroup_size, options.clone());
         flash_fwd_broadcast::Variant::for_dims(head_dim, value_dim, rows, subgroup, facts.features, options)
     });
     let of_subgroups: Vec<_> = of_subgroups.collect();
-    let first = is_software
-        && problem.flops() >= BROADCAST_FLOPS
-        && of_subgroups.first().is_some_and(|preferred| preferred.lanes == 8);
+    let first = is_software && is_long(problem) && of_subgroups.first().is_some_and(|preferred| preferred.lanes == 8);
     let at = if first { 0 } else { variants.len() };
     variants.splice(at..at, of_subgroups.into_iter().map(forward::Variant::Broadcast));
     variants.into_iter().filter(|variant| supported(&variant.kernel(), facts))
@@ -319,7 +327,8 @@ impl Plan {
                     }
                 }
                 let mut refused = None;
-                for variant in forward_variants(problem, facts, Among::Likely) {
+                let ever_less_likely = [Among::Likely, Among::All].into_iter();
+                for variant in ever_less_likely.flat_map(|among| forward_variants(problem, facts, among)) {
                     match Self::tiled(problem, facts, variant) {
                         // One that can't do it is no reason against the others.
                         Err(error) => refused = refused.or(Some(error)),
@@ -340,7 +349,7 @@ impl Plan {
     /// As [`Plan::new`].
     pub fn candidates(problem: &Problem, facts: &DeviceFacts) -> Result<Vec<Self>> {
         check_tiled(problem, facts)?;
-        let among = if problem.flops() >= BROADCAST_FLOPS { Among::All } else { Among::Likely };
+        let among = if is_long(problem) { Among::All } else { Among::Likely };
         let (mut plans, mut refused) = (Vec::new(), None);
         for variant in forward_variants(problem, facts, among) {
             match Self::tiled(problem, facts, variant) {

@@ -30,8 +30,8 @@ impl Default for Variant {
 /// long it takes for it, grows with them.
 const MAX_HELD: u32 = 384;
 
-/// How many rows of the given dims a lane does best to own. Below 2 this isn't the kernel for them.
-pub(crate) fn preferred_rows(head_dim: u32, value_dim: u32) -> u32 {
+/// How many rows of the given dims a lane may own: the more, the fewer loads a product. Below 2 this isn't the kernel for them.
+pub(crate) fn most_rows(head_dim: u32, value_dim: u32) -> u32 {
     (MAX_HELD / head_dim.max(value_dim).max(1)).min(4)
 }
 

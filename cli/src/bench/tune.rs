@@ -166,7 +166,7 @@ fn tune(engine: &Engine, spec: &Spec, progress: &Progress) -> Result<(Row, Optio
     let hopeless = HOPELESS * fastest(&candidates);
     for round in 1..ROUNDS {
         progress.stage(format!("{title}: round {round} of {}", ROUNDS - 1));
-        for candidate in candidates.iter_mut().filter(|it| it.runs.first().is_some()) {
+        for candidate in &mut candidates {
             if candidate.seconds().is_some_and(|seconds| seconds <= hopeless) {
                 let run = run_once(engine, &data, candidate)?;
                 candidate.runs.push(run);
