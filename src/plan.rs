@@ -223,18 +223,23 @@ pub(crate) fn forward_variants<'a>(
 ) -> impl Iterator<Item = forward::Variant> + use<'a> {
     let is_software = facts.device_type == wgpu::DeviceType::Cpu;
     let (tiles, others): (&[_], &[_]) = if is_software { (&CPU_TILES, &GPU_TILES) } else { (&GPU_TILES, &CPU_TILES) };
-    let others = others.iter().filter(|&tile| among == Among::All && !tiles.contains(tile));
+    let others: &[_] = if among == Among::All { others } else { &[] };
     let width = |dim: usize| u32::try_from(dim).unwrap_or(u32::MAX);
     let (head_dim, value_dim) = (width(problem.dims.head_dim), width(problem.dims.value_dim));
     let budget = facts.limits.max_compute_workgroup_storage_size;
     let options = flash_fwd::Options::of(problem, facts.features);
-    let of_workgroups = tiles.iter().chain(others).filter_map(|&(grid, vecs)| {
-        flash_fwd::Variant::for_dims(grid, vecs, head_dim, value_dim, budget, options.clone())
-    });
-    let mut variants: Vec<_> = of_workgroups.collect();
-    // Stable: among those that don't spill the order above stands.
-    variants.sort_by_key(|variant| (4 * variant.row_vecs * variant.col_vecs).max(MAX_ACC_VECS));
-    let mut variants: Vec<_> = variants.into_iter().map(forward::Variant::Workgroup).collect();
+    let mut variants = Vec::new();
+    for (tiles, done) in [(tiles, &[][..]), (others, tiles)] {
+        let tiles = tiles.iter().filter(|tile| !done.contains(tile));
+        let mut fits: Vec<_> = tiles
+            .filter_map(|&(grid, vecs)| {
+                flash_fwd::Variant::for_dims(grid, vecs, head_dim, value_dim, budget, options.clone())
+            })
+            .collect();
+        // Stable: among those that don't spill the order above stands.
+        fits.sort_by_key(|variant| (4 * variant.row_vecs * variant.col_vecs).max(MAX_ACC_VECS));
+        variants.extend(fits.into_iter().map(forward::Variant::Workgroup));
+    }
     let most_rows = flash_fwd_broadcast::most_rows(head_dim, value_dim);
     let rows = most_rows.min(width(problem.longest().0).div_ceil(8).max(2));
     let other_rows = [4, 3, 2].into_iter().filter(|&other| among == Among::All && other != rows && other <= most_rows);

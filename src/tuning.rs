@@ -224,6 +224,29 @@ mod tests {
         assert_eq!(Plan::new(&problem(4, 2000), &elsewhere, plan::Path::Auto).unwrap().tile(), preferred.tile());
     }
 
+    #[test]
+    fn the_first_candidate_is_what_is_planned_untuned() {
+        let software = DeviceFacts {
+            device_type: wgpu::DeviceType::Cpu,
+            features: wgpu::Features::SUBGROUP,
+            min_subgroup_size: 8,
+            limits: wgpu::Limits { max_compute_workgroup_storage_size: 32_768, ..wgpu::Limits::default() },
+            ..DeviceFacts::default()
+        };
+        for facts in [DeviceFacts::default(), software] {
+            for value_dim in [1, 64, 192, 193, 256, 512] {
+                for (q_len, kv_len) in [(1, 8), (1, 4096), (9, 4096), (2000, 2000)] {
+                    let dims = Dims { q_len, kv_len, value_dim, ..Dims::square(1, 2, 1, 64) };
+                    let problem = Problem::new(dims, Attention::full()).unwrap();
+                    let candidates = Plan::candidates(&problem, &facts).unwrap();
+                    assert_eq!(candidates[0], Plan::new(&problem, &facts, plan::Path::Auto).unwrap(), "{dims:?}");
+                    let tiles: Vec<_> = candidates.iter().map(Plan::tile).collect();
+                    assert!((1..tiles.len()).all(|at| !tiles[..at].contains(&tiles[at])), "{tiles:?}");
+                }
+            }
+        }
+    }
+
     /// A file of another version, or of a device whose limits have changed.
     #[test]
     fn a_choice_that_there_is_not_is_not_taken() {

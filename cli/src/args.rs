@@ -43,7 +43,7 @@ pub(crate) enum Command {
     Verify(VerifyArgs),
     /// Measure tiled against naive: time, share of the machine's best, memory
     Bench(Box<BenchArgs>),
-    /// Measure which variant is the fastest for each kind of call, and save it where the library looks
+    /// Measure which variant of tiled attention is the fastest for each kind of call, and save it where the library looks
     Tune(Box<TuneArgs>),
     /// Compute attention's small numbers step by step on the GPU
     Walkthrough,
