@@ -1,11 +1,11 @@
-//! A little of everything on default limits, for drivers that are slow: each test of this file takes a moment on any of them.
+//! A little of everything, mostly on default limits, for drivers that are slow: each test of this file takes a moment on any of them.
 //!
 //! Few pipelines are compiled: the planner's choice only, and dims that share variants.
 
-use tilewise::{Align, Attention, DType, Dims, Engine, Path, Storage};
+use tilewise::{Align, Attention, DType, Dims, Engine, Path, Plan, Storage, wgpu};
 
 use super::call::{Call, Layout, Lens};
-use super::support::{Setup, Tensors, assert_close, assert_matches, one_head, random, with_default_limits};
+use super::support::{Setup, Tensors, assert_close, assert_matches, one_head, random, with_adapter_limits, with_default_limits};
 
 /// The planner's choice against the reference.
 #[track_caller]
@@ -42,6 +42,32 @@ fn matmul_transposed() {
         let expected = tilewise::reference::matmul_transposed(1, [17, 19, 33], a, b).unwrap();
         (c.read().unwrap(), expected.c, expected.mag)
     });
+}
+
+/// What a device has beyond the defaults: the kernels that hand numbers round a subgroup, where there are subgroups.
+#[test]
+fn with_all_features() {
+    let Some(engine) = with_adapter_limits() else { return };
+    let setup = Setup::new(Dims::square(1, 2, 70, 64), Some(Align::BottomRight));
+    let data = setup.data();
+    let plans = Plan::candidates(&setup.problem(), &engine.facts()).unwrap();
+    let of_subgroups = plans.iter().find(|plan| plan.tile().unwrap().starts_with("flash_fwd_broadcast"));
+    let facts = engine.facts();
+    assert_eq!(
+        of_subgroups.is_some(),
+        facts.features.contains(wgpu::Features::SUBGROUP) && facts.min_subgroup_size >= 4
+    );
+    for plan in [of_subgroups, plans.first()].into_iter().flatten() {
+        let results = Tensors::amid_nan(engine, &setup.dims, &data).run(engine, plan);
+        assert_matches(&results, &setup.reference(&data), &format!("{:?}", plan.kernels()));
+    }
+
+    let [m, k, n] = [130, 264, 257];
+    let (a, b) = (random(1, 1.0, m * k), random(2, 1.0, k * n));
+    let c = engine.matmul(&engine.upload(&a, [m, k]).unwrap(), &engine.upload(&b, [k, n]).unwrap()).unwrap();
+    let expected = tilewise::reference::matmul(1, [m, k, n], &a, &b).unwrap();
+    let tolerance = (k + 1) as f64 * f64::from(f32::EPSILON) / 2.0 * expected.mag;
+    assert_close(&c.read().unwrap(), &expected.c, tolerance, &engine.describe_adapter());
 }
 
 #[test]
