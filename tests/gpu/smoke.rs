@@ -5,7 +5,9 @@
 use tilewise::{Align, Attention, DType, Dims, Engine, Path, Plan, Storage, wgpu};
 
 use super::call::{Call, Layout, Lens};
-use super::support::{Setup, Tensors, assert_close, assert_matches, one_head, random, with_adapter_limits, with_default_limits};
+use super::support::{
+    Setup, Tensors, assert_close, assert_matches, one_head, random, with_adapter_limits, with_default_limits,
+};
 
 /// The planner's choice against the reference.
 #[track_caller]
