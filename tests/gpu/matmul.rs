@@ -1,9 +1,9 @@
 //! A·B and A·Bᵀ of any sizes, batched, on views: within the error that sums in f32 may have, and nothing written beside them.
 
-use tilewise::reference::{self, Case, Precision, Product, Row};
-use tilewise::{Attention, Dims, Engine, Inputs, Path, Tensor};
+use tilewise::reference::{self, Precision, Product};
+use tilewise::{Align, Dims, Engine, Path, Tensor};
 
-use super::support::{amid_nan, assert_close, engines, random};
+use super::support::{Setup, Tensors, amid_nan, assert_close, engines, random};
 
 /// Off by at most (k + 1) units of roundoff in the largest sum of magnitudes.
 #[track_caller]
@@ -85,70 +85,41 @@ fn big_sizes() {
 /// Both products of naive attention in the kernel for big ones: causal weights reach no later value, not even one that is NaN.
 #[test]
 fn big_products_of_naive_attention() {
-    let dims = Dims { q_heads: 4, kv_heads: 2, ..Dims::square(1, 1, 300, 68) };
-    let Dims { q_heads, kv_heads, q_len, kv_len, head_dim, value_dim, .. } = dims;
-    let sizes = [q_heads * q_len * head_dim, kv_heads * kv_len * head_dim, kv_heads * kv_len * value_dim];
-    let [q, k, mut v] = [1, 2, 3].map(|seed| random(seed, 1.0, sizes[seed as usize - 1]));
     const FIRST_NAN: usize = 201;
-    for head in 0..kv_heads {
-        v[(head * kv_len + FIRST_NAN) * value_dim..][..value_dim].fill(f32::NAN);
+    let setup = Setup::new(Dims { q_heads: 4, kv_heads: 2, ..Dims::square(1, 1, 300, 68) }, Some(Align::BottomRight));
+    let Dims { q_len, kv_len, value_dim, .. } = setup.dims;
+    let data = setup.data();
+    let expected = setup.reference(&data);
+    let tolerance = expected.tolerance.o(Precision::F32);
+    let mut poisoned = setup.data();
+    for head in poisoned.v.chunks_mut(kv_len * value_dim) {
+        head[FIRST_NAN * value_dim..][..value_dim].fill(f32::NAN);
     }
     for engine in engines() {
-        let upload = |data: &[f32], heads, len, dim| engine.upload(data, [1, heads, len, dim]).unwrap();
-        let (q_gpu, k_gpu, v_gpu) = (
-            upload(&q, q_heads, q_len, head_dim),
-            upload(&k, kv_heads, kv_len, head_dim),
-            upload(&v, kv_heads, kv_len, value_dim),
-        );
-        let inputs = Inputs::new(&q_gpu, &k_gpu, &v_gpu);
-        let out = engine.attention_by(Path::Naive, &inputs, &Attention::causal()).unwrap().o.read().unwrap();
-        let finite = |n: usize| n % q_len < FIRST_NAN;
-        assert!(out.chunks(value_dim).enumerate().all(|(n, row)| row.iter().all(|x| x.is_nan() != finite(n))));
-        let clean: Vec<f32> = v.iter().map(|x| if x.is_nan() { 0.0 } else { *x }).collect();
-        let case = Case {
-            batch: 1,
-            q_heads,
-            kv_heads,
-            q_len,
-            kv_len,
-            head_dim,
-            value_dim,
-            q: &q,
-            k: &k,
-            v: &clean,
-            causal: true,
-            ..Case::default()
-        };
-        let rows: Vec<_> = (0..FIRST_NAN).map(|row| Row { batch: 0, head: 3, row }).collect();
-        let expected = reference::attention_rows(&case, &rows).unwrap();
-        let got = &out[3 * q_len * value_dim..][..FIRST_NAN * value_dim];
-        assert_close(got, &expected.o, expected.tolerance.o(Precision::F32), "head 3");
+        let plan = engine.plan_by(Path::Naive, &setup.problem()).unwrap();
+        let (o, _) = Tensors::amid_nan(engine, &setup.dims, &poisoned).run(engine, &plan);
+        for (row, (got, expected)) in o.chunks(value_dim).zip(expected.o.chunks(value_dim)).enumerate() {
+            if row % q_len < FIRST_NAN {
+                assert_close(got, expected, tolerance, &format!("row {row}"));
+            } else {
+                assert!(got.iter().all(|x| x.is_nan()), "row {row}");
+            }
+        }
     }
 }
 
-/// So long that a software device gets it in several passes. Of positive terms: what is left out shows beyond the rounding.
+/// So long that a software device gets them in several passes, of either kernel. Of positive terms: what is left out shows beyond the
+/// rounding.
 #[test]
-fn one_very_long_sum() {
-    const K: usize = 100_000;
-    let positive = |seed, len| random(seed, 1.0, len).iter().map(|x| x.abs()).collect::<Vec<_>>();
-    let (a, b) = (positive(1, 3 * K), positive(2, 2 * K));
-    let expected = reference::matmul_transposed(1, [3, K, 2], &a, &b).unwrap();
-    for engine in engines() {
-        let (a, b) = (amid_nan(engine, &a, &[3, K]), amid_nan(engine, &b, &[2, K]));
-        assert_product(&engine.matmul_transposed(&a, &b).unwrap(), &expected, K, "k = 100000");
-    }
-}
-
-/// The same of the kernel for big products, whose passes are longer.
-#[test]
-fn one_long_sum_of_big_products() {
-    const K: usize = 500_000;
-    let positive = |seed, len| random(seed, 1.0, len).iter().map(|x| x.abs()).collect::<Vec<_>>();
-    let (a, b) = (positive(1, 3 * K), positive(2, 6 * K));
-    let expected = reference::matmul_transposed(1, [3, K, 6], &a, &b).unwrap();
-    for engine in engines() {
-        let (a, b) = (amid_nan(engine, &a, &[3, K]), amid_nan(engine, &b, &[6, K]));
-        assert_product(&engine.matmul_transposed(&a, &b).unwrap(), &expected, K, "k = 500000");
+fn very_long_sums() {
+    for (k, n) in [(100_000, 2), (500_000, 6)] {
+        let positive = |seed, len| random(seed, 1.0, len).iter().map(|x| x.abs()).collect::<Vec<_>>();
+        let (a, b) = (positive(1, 3 * k), positive(2, n * k));
+        let expected = reference::matmul_transposed(1, [3, k, n], &a, &b).unwrap();
+        for engine in engines() {
+            let (a, b) = (amid_nan(engine, &a, &[3, k]), amid_nan(engine, &b, &[n, k]));
+            assert_product(&engine.matmul_transposed(&a, &b).unwrap(), &expected, k, &format!("k = {k}"));
+        }
     }
 }
 
