@@ -28,7 +28,7 @@ pub(crate) use tune::{TuneArgs, run as tune};
 /// Calls: every combination of the comma lists.
 #[derive(Debug, Args)]
 struct Shapes {
-    /// Query rows [default: 512,1024,2048,4096,8192; for matmul 512,1024,2048; `tune` has its own]
+    /// Query rows [default: 512,1024,2048,4096,8192; for matmul 512,1024,2048; for `tune` 256 and 1024, and 1 by 4096 keys]
     #[arg(long, value_name = "N,..", value_delimiter = ',')]
     q_len: Vec<usize>,
     /// Keys [default: as many as query rows]

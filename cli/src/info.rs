@@ -144,7 +144,7 @@ impl Report {
         let features = if self.features.is_empty() { "none".to_string() } else { self.features.join(", ") };
         let tuned = match self.tuned_calls {
             0 => "Tuned: no; `tilewise tune` measures which variants are the fastest".to_string(),
-            calls => format!("Tuned: for {calls} kinds of calls"),
+            calls => format!("Tuned: kinds of calls that were measured: {calls}"),
         };
         let mut text = format!(
             "{adapters}\n\nOpened: {} ({})\nOptional features in use: {features}\n{tuned}\n\n{limits}\n",
