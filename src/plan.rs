@@ -9,7 +9,7 @@ use crate::kernels::{
     flash_fwd, flash_fwd_broadcast, forward, matmul, matmul_broadcast, mods, product, softmax_rows, to_u32,
 };
 use crate::problem::{Attention, DType, Dims, Problem, Storage};
-use crate::tuning::Choices;
+use crate::tuning::{Choices, Tuning};
 
 /// What planning needs to know of a device.
 #[derive(Debug, Clone)]
@@ -526,6 +526,18 @@ impl Plan {
                 variant.rows,
             ),
         }
+    }
+}
+
+impl Tuning {
+    /// Keeps a plan's kernel and tile as the choice for calls like its problem, in place of what there was. `note` is for readers.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a plan of the naive path.
+    pub fn choose(&mut self, device: &str, plan: &Plan, note: &str) -> Result<()> {
+        let tile = plan.tile().ok_or_else(|| Error::invalid("the naive path as a choice; accepted: a tiled plan"))?;
+        self.insert(device, &plan.problem, &tile, note);
+        Ok(())
     }
 }
 

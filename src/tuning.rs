@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::plan::Plan;
 use crate::problem::{Dims, Problem, Storage};
 
 /// The first line of a file that is one.
@@ -129,16 +128,11 @@ impl Tuning {
         self.devices.get(device).cloned().unwrap_or_default()
     }
 
-    /// Keeps a plan's kernel and tile as the choice for calls like its problem, in place of what there was. `note` is for readers.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] for a plan of the naive path.
-    pub fn choose(&mut self, device: &str, plan: &Plan, note: &str) -> Result<()> {
-        let tile = plan.tile().ok_or_else(|| Error::invalid("the naive path as a choice; accepted: a tiled plan"))?;
+    /// Keeps a kernel and tile as the choice for calls like a problem, in place of what there was.
+    pub(crate) fn insert(&mut self, device: &str, problem: &Problem, tile: &str, note: &str) {
         let device = self.devices.entry(one_line(device)).or_default();
-        let chosen = Chosen { tile, note: one_line(note) };
-        Arc::make_mut(device).of_calls.insert(calls_like(plan.problem()), chosen);
-        Ok(())
+        let chosen = Chosen { tile: one_line(tile), note: one_line(note) };
+        Arc::make_mut(device).of_calls.insert(calls_like(problem), chosen);
     }
 }
 
@@ -194,7 +188,7 @@ impl FromStr for Tuning {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{self, DeviceFacts};
+    use crate::plan::{self, DeviceFacts, Plan};
     use crate::problem::Attention;
 
     fn problem(heads: usize, len: usize) -> Problem {

@@ -5,11 +5,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The height of each module of the library.
-const LAYERS: [(&str, u32); 8] = [
+const LAYERS: [(&str, u32); 9] = [
     ("error", 0),
     ("problem", 0),
     ("reference", 1),
     ("shader", 1),
+    ("tuning", 1),
     ("gpu", 2),
     ("kernels", 3),
     ("plan", 4),
@@ -120,7 +121,7 @@ fn modules_use_only_lower_layers() {
     // A module of L0 may use another of L0, as `problem` does its `error`.
     wrong.retain(|line| !line.ends_with("problem (0) uses error (0)"));
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    for module in ["problem", "reference", "shader", "gpu", "kernels", "plan", "engine"] {
+    for module in ["problem", "reference", "shader", "tuning", "gpu", "kernels", "plan", "engine"] {
         assert!(seen.contains_key(module), "no use found in {module}: the test reads nothing");
     }
 }
