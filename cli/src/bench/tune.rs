@@ -162,8 +162,8 @@ fn tune(engine: &Engine, spec: &Spec, progress: &Progress) -> Result<(Row, Optio
         candidates.push(candidate);
         progress.done((index + 1) as f64 / count as f64);
     }
-    let fastest = |candidates: &[Candidate]| candidates.iter().filter_map(Candidate::seconds).fold(f64::MAX, f64::min);
-    let hopeless = HOPELESS * fastest(&candidates);
+    let fastest = candidates.iter().filter_map(Candidate::seconds).fold(f64::MAX, f64::min);
+    let hopeless = HOPELESS * fastest;
     for round in 1..ROUNDS {
         progress.stage(format!("{title}: round {round} of {}", ROUNDS - 1));
         for candidate in &mut candidates {

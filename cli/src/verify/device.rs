@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result};
 use serde::Serialize;
 use tilewise::reference::{self, Comparison, Precision, Tolerance, compare};
-use tilewise::{Align, Attention, DType, Dims, Engine};
+use tilewise::{Align, Attention, Dims, Engine};
 
 use super::options::{GROUPS, Group, NO_OPTIONS, Ran, stem};
 use crate::args::{Common, Dtype};
@@ -213,21 +213,20 @@ fn products(engine: &Engine, outcomes: &mut Outcomes) -> Result<()> {
         let a = engine.upload(&a_host, [batch, m, k])?;
         // Standard model: a sum of k products is off by (k + 1) u mag at most, in whatever order.
         let tolerance = |mag: f64| (k + 1) as f64 * Precision::F32.unit_roundoff() * mag;
-        let result = |transposed: bool| -> Result<_> {
-            let (c, expected) = if transposed {
-                let b = engine.upload(&b_host, [batch, n, k])?;
-                (engine.matmul_transposed(&a, &b)?, reference::matmul_transposed(batch, [m, k, n], &a_host, &b_host)?)
-            } else {
-                let b = engine.upload(&b_host, [batch, k, n])?;
-                (engine.matmul(&a, &b)?, reference::matmul(batch, [m, k, n], &a_host, &b_host)?)
-            };
-            Ok(vec![("c", compare(&c.read()?, &expected.c, tolerance(expected.mag)))])
-        };
         let case = format!("({batch}, {m}, {k}) by ({batch}, {k}, {n})");
         for (transposed, name) in [(false, "A·B"), (true, "A·Bᵀ")] {
-            let b = engine.alloc(DType::F32, if transposed { [batch, n, k] } else { [batch, k, n] })?;
-            let label = engine.matmul_kernel(&a, &b, transposed)?;
-            outcomes.add(NO_OPTIONS, format!("{}, {name}", stem(&label)), &case, result(transposed));
+            let b = engine.upload(&b_host, if transposed { [batch, n, k] } else { [batch, k, n] })?;
+            let result = || -> Result<_> {
+                let (c, expected) = if transposed {
+                    let expected = reference::matmul_transposed(batch, [m, k, n], &a_host, &b_host)?;
+                    (engine.matmul_transposed(&a, &b)?, expected)
+                } else {
+                    (engine.matmul(&a, &b)?, reference::matmul(batch, [m, k, n], &a_host, &b_host)?)
+                };
+                Ok(vec![("c", compare(&c.read()?, &expected.c, tolerance(expected.mag)))])
+            };
+            let kernel = format!("{}, {name}", stem(&engine.matmul_kernel(&a, &b, transposed)?));
+            outcomes.add(NO_OPTIONS, kernel, &case, result());
         }
     }
     Ok(())
