@@ -1,6 +1,6 @@
 //! Attention in three passes per row: scores, softmax, weighted sum.
 
-use super::case::{Case, MaskMod, ScoreMod, expect_len};
+use super::case::Case;
 use super::matrix::dot;
 use super::parallel;
 use super::tolerance::{NEGLIGIBLE, Tolerance};
@@ -21,10 +21,10 @@ pub struct Row {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Output {
     /// `(batch, q_heads, q_len, value_dim)`; `(rows, value_dim)` from [`attention_rows`]; `(total_q, q_heads, value_dim)` from
-    /// [`attention_packed`]. 0 in a row with nothing to attend to.
+    /// [`attention_packed`](super::attention_packed). 0 in a row with nothing to attend to.
     pub o: Vec<f64>,
     /// The natural logarithm of the softmax's denominator, `(batch, q_heads, q_len)`; `(rows)` from [`attention_rows`];
-    /// `(q_heads, total_q)` from [`attention_packed`]. −∞ (or the sink) in a row with nothing to attend to.
+    /// `(q_heads, total_q)` from [`attention_packed`](super::attention_packed). −∞ (or the sink) in a row with nothing to attend to.
     pub lse: Vec<f64>,
     /// How far an engine that computes in `f32` may be off.
     pub tolerance: Tolerance,
@@ -70,104 +70,6 @@ pub fn attention_rows(case: &Case<'_>, rows: &[Row]) -> Result<Output> {
         )));
     }
     Ok(compute(case, rows.len(), |n| rows[n]))
-}
-
-/// Attention of a packed batch of sequences of different lengths, each computed by itself.
-///
-/// Sequence `n` has the rows `cu_seqlens_q[n] .. cu_seqlens_q[n + 1]` of `q` and `cu_seqlens_kv[n] .. cu_seqlens_kv[n + 1]` of `k`
-/// and `v`. `case` is read in the packed layout: `batch` is the number of sequences, `q_len` and `kv_len` are the totals, and
-///
-/// - `q` is `(total_q, q_heads, head_dim)`, `k` `(total_kv, kv_heads, head_dim)`, `v` `(total_kv, kv_heads, value_dim)`;
-/// - the output's `o` is `(total_q, q_heads, value_dim)`, its `lse` `(q_heads, total_q)`;
-/// - mods see the sequence as `b` and positions within it; `bias`, `mask`, `q_lens` and `kv_lens` have no packed form.
-///
-/// # Errors
-///
-/// [`Error::Invalid`] if the shapes don't fit together, if an option without a packed form is given, or if the boundaries don't start at
-/// 0, rise, and end at the total.
-pub fn attention_packed(case: &Case<'_>, cu_seqlens_q: &[u32], cu_seqlens_kv: &[u32]) -> Result<Output> {
-    let &Case { batch, q_heads, kv_heads, q_len: total_q, kv_len: total_kv, head_dim, value_dim, .. } = case;
-    for (name, given) in [
-        ("bias", case.bias.is_some()),
-        ("mask", case.mask.is_some()),
-        ("q_lens", case.q_lens.is_some()),
-        ("kv_lens", case.kv_lens.is_some()),
-    ] {
-        if given {
-            return Err(Error::invalid(format!("{name} given with a packed batch, accepted: none")));
-        }
-    }
-    // The shapes of one long sequence, so that the lengths of all tensors are checked; then the boundaries and the slopes.
-    Case { batch: 1, alibi_slopes: None, ..*case }.validate()?;
-    check_boundaries("cu_seqlens_q", cu_seqlens_q, batch, total_q)?;
-    check_boundaries("cu_seqlens_kv", cu_seqlens_kv, batch, total_kv)?;
-    let per_sequence = |slopes: &&[f32]| slopes.len() != q_heads;
-    if let Some(slopes) = case.alibi_slopes.filter(per_sequence) {
-        expect_len("alibi_slopes", slopes.len(), &[batch, q_heads])?;
-    }
-
-    let mut output = Output {
-        o: vec![0.0; total_q * q_heads * value_dim],
-        lse: vec![0.0; q_heads * total_q],
-        tolerance: Tolerance::default(),
-    };
-    for n in 0..batch {
-        let (q_start, q_end) = (cu_seqlens_q[n] as usize, cu_seqlens_q[n + 1] as usize);
-        let (kv_start, kv_end) = (cu_seqlens_kv[n] as usize, cu_seqlens_kv[n + 1] as usize);
-        let score_mod = case.score_mod.map(|f| move |s, _, h, i, j| f.0(s, n, h, i, j));
-        let mask_mod = case.mask_mod.map(|f| move |_, h, i, j| f.0(n, h, i, j));
-        let sequence = attention(&Case {
-            batch: 1,
-            q_len: q_end - q_start,
-            kv_len: kv_end - kv_start,
-            q: &heads_first(&case.q[q_start * q_heads * head_dim..q_end * q_heads * head_dim], q_heads, head_dim),
-            k: &heads_first(&case.k[kv_start * kv_heads * head_dim..kv_end * kv_heads * head_dim], kv_heads, head_dim),
-            v: &heads_first(
-                &case.v[kv_start * kv_heads * value_dim..kv_end * kv_heads * value_dim],
-                kv_heads,
-                value_dim,
-            ),
-            alibi_slopes: case
-                .alibi_slopes
-                .map(|slopes| if slopes.len() == q_heads { slopes } else { &slopes[n * q_heads..(n + 1) * q_heads] }),
-            score_mod: score_mod.as_ref().map(|f| ScoreMod(f)),
-            mask_mod: mask_mod.as_ref().map(|f| MaskMod(f)),
-            ..*case
-        })?;
-        for h in 0..q_heads {
-            for i in q_start..q_end {
-                let from = h * (q_end - q_start) + i - q_start;
-                let to = i * q_heads + h;
-                output.o[to * value_dim..(to + 1) * value_dim]
-                    .copy_from_slice(&sequence.o[from * value_dim..(from + 1) * value_dim]);
-                output.lse[h * total_q + i] = sequence.lse[from];
-            }
-        }
-        output.tolerance = output.tolerance.max(sequence.tolerance);
-    }
-    Ok(output)
-}
-
-fn check_boundaries(name: &str, boundaries: &[u32], sequences: usize, total: usize) -> Result<()> {
-    let ends = boundaries.first() == Some(&0) && boundaries.last().is_some_and(|&last| last as usize == total);
-    if boundaries.len() != sequences + 1 || !ends || !boundaries.is_sorted() {
-        return Err(Error::invalid(format!(
-            "{name} = {boundaries:?}, accepted: {} numbers that start at 0, never fall, and end at {total}",
-            sequences + 1
-        )));
-    }
-    Ok(())
-}
-
-/// `(len, heads, dim)` to `(heads, len, dim)`.
-fn heads_first(x: &[f32], heads: usize, dim: usize) -> Vec<f32> {
-    let mut out = Vec::with_capacity(x.len());
-    for h in 0..heads {
-        for row in x.chunks_exact((heads * dim).max(1)) {
-            out.extend_from_slice(&row[h * dim..(h + 1) * dim]);
-        }
-    }
-    out
 }
 
 fn compute(case: &Case<'_>, count: usize, row: impl Fn(usize) -> Row + Sync) -> Output {

@@ -47,13 +47,15 @@ mod compare;
 mod low_precision;
 mod matrix;
 mod merge;
+mod packed;
 mod parallel;
 mod tolerance;
 
-pub use attention::{Output, Row, attention, attention_packed, attention_rows};
+pub use attention::{Output, Row, attention, attention_rows};
 pub use case::{Align, Broadcast, Case, MaskMod, ScoreMod};
 pub use compare::{Comparison, Mismatch, compare};
 pub use low_precision::{LowPrecision, Precision, low_precision};
 pub use matrix::{Product, Softmax, matmul, matmul_transposed, softmax_rows};
 pub use merge::merge;
+pub use packed::attention_packed;
 pub use tolerance::Tolerance;
