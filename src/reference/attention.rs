@@ -75,7 +75,12 @@ pub fn attention_rows(case: &Case<'_>, rows: &[Row]) -> Result<Output> {
 fn compute(case: &Case<'_>, count: usize, row: impl Fn(usize) -> Row + Sync) -> Output {
     let work = count.saturating_mul(case.kv_len).saturating_mul(case.head_dim + case.value_dim);
     let mut output = Output::default();
-    for (o, lse, tolerance) in parallel::map(count, work, |n| attend(case, row(n))) {
+    // Without its keys: all of them together would be a score matrix.
+    let row = |n| {
+        let Attended { o, lse, tolerance, .. } = attend(case, row(n));
+        (o, lse, tolerance)
+    };
+    for (o, lse, tolerance) in parallel::map(count, work, row) {
         output.o.extend(o);
         output.lse.push(lse);
         output.tolerance = output.tolerance.max(tolerance);
@@ -84,18 +89,32 @@ fn compute(case: &Case<'_>, count: usize, row: impl Fn(usize) -> Row + Sync) -> 
 }
 
 /// A key that a row attends to.
-struct Key {
-    j: usize,
+pub(super) struct Key {
+    pub(super) j: usize,
     score: f64,
+    /// The derivative of the score by `softmax_scale ⟨q, k⟩`: the slope of the softcap times that of the score mod.
+    pub(super) slope: f64,
     /// The largest number that went into the score, for the tolerance.
     exponent: f64,
-    weight: f64,
+    pub(super) weight: f64,
 }
 
-/// `o`, `lse` and the tolerance of one row.
-fn attend(case: &Case<'_>, row: Row) -> (Vec<f64>, f64, Tolerance) {
+/// One row after the three passes.
+pub(super) struct Attended {
+    pub(super) keys: Vec<Key>,
+    pub(super) o: Vec<f64>,
+    /// `Σ w |v|` behind each element of `o`.
+    pub(super) mag: Vec<f64>,
+    pub(super) lse: f64,
+    pub(super) tolerance: Tolerance,
+}
+
+/// The three passes of one row.
+pub(super) fn attend(case: &Case<'_>, row: Row) -> Attended {
     if row.row >= case.q_len_of(row.batch) {
-        return (vec![0.0; case.value_dim], f64::NEG_INFINITY, Tolerance::default());
+        let o = vec![0.0; case.value_dim];
+        let (mag, lse, tolerance) = (o.clone(), f64::NEG_INFINITY, Tolerance::default());
+        return Attended { keys: Vec::new(), o, mag, lse, tolerance };
     }
     let mut keys = scores(case, row);
     let lse = softmax(&mut keys, case.sink(row.head));
@@ -103,7 +122,8 @@ fn attend(case: &Case<'_>, row: Row) -> (Vec<f64>, f64, Tolerance) {
 
     let mattering = keys.iter().filter(|key| key.weight > NEGLIGIBLE).map(|key| key.exponent);
     let exponent = mattering.fold(Tolerance::of_exponent(lse), f64::max);
-    (o, lse, Tolerance { mag, exponent, keys: keys.len() })
+    let tolerance = Tolerance { mag: mag.iter().copied().fold(0.0, f64::max), exponent, keys: keys.len() };
+    Attended { keys, o, mag, lse, tolerance }
 }
 
 /// Pass 1: the score of each key that the row may attend to.
@@ -112,11 +132,15 @@ fn scores(case: &Case<'_>, Row { batch: b, head: h, row: i }: Row) -> Vec<Key> {
     let q = case.q_row(b, h, i);
     let key = |j| {
         let (sum, mag) = dot(q, case.k_row(b, h, j));
-        let (mut s, mut mag) = (scale * sum, scale.abs() * mag);
+        let (mut s, mut mag, mut slope) = (scale * sum, scale.abs() * mag, 1.0);
         if let Some(softcap) = case.softcap {
             let t = (s / softcap).tanh();
             s = softcap * t;
-            mag *= 1.0 - t * t; // the slope of the cap: what becomes of an error of the dot product
+            slope = 1.0 - t * t;
+            mag *= slope; // what becomes of an error of the dot product
+        }
+        if let Some(derivative) = case.score_mod_derivative {
+            slope *= derivative.0(s, b, h, i, j);
         }
         if let Some(score_mod) = case.score_mod {
             s = score_mod.0(s, b, h, i, j);
@@ -125,7 +149,7 @@ fn scores(case: &Case<'_>, Row { batch: b, head: h, row: i }: Row) -> Vec<Key> {
         let bias = case.bias(b, h, i, j).unwrap_or(0.0);
         let score = s + alibi + bias;
         let exponent = [mag, alibi, bias, score].into_iter().map(Tolerance::of_exponent).fold(0.0, f64::max);
-        Key { j, score, exponent, weight: 0.0 }
+        Key { j, score, slope, exponent, weight: 0.0 }
     };
     case.visible(b, h, i).map(key).collect()
 }
@@ -147,8 +171,8 @@ fn softmax(keys: &mut [Key], sink: f64) -> f64 {
     shift + sum.ln()
 }
 
-/// Pass 3: `Σ w v`, and the largest element of `Σ w |v|`.
-fn weighted_sum(case: &Case<'_>, Row { batch: b, head: h, .. }: Row, keys: &[Key]) -> (Vec<f64>, f64) {
+/// Pass 3: `Σ w v` and `Σ w |v|`.
+fn weighted_sum(case: &Case<'_>, Row { batch: b, head: h, .. }: Row, keys: &[Key]) -> (Vec<f64>, Vec<f64>) {
     let mut o = vec![0.0; case.value_dim];
     let mut mag = vec![0.0; case.value_dim];
     for key in keys {
@@ -158,5 +182,5 @@ fn weighted_sum(case: &Case<'_>, Row { batch: b, head: h, .. }: Row, keys: &[Key
             *mag += term.abs();
         }
     }
-    (o, mag.into_iter().fold(0.0, f64::max))
+    (o, mag)
 }

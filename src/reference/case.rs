@@ -54,7 +54,8 @@ impl<T: Copy> Broadcast<'_, T> {
     }
 }
 
-/// A function `(s, b, h, i, j) -> s` applied to each score after the softcap: batch entry, query head, query row, key.
+/// A function `(s, b, h, i, j) -> s` applied to each score after the softcap, or the derivative of one: batch entry, query head, query
+/// row, key.
 #[derive(Clone, Copy)]
 pub struct ScoreMod<'a>(pub &'a (dyn Fn(f64, usize, usize, usize, usize) -> f64 + Sync));
 
@@ -117,6 +118,8 @@ pub struct Case<'a> {
     pub softcap: Option<f64>,
     /// Any other change of a score, after the softcap.
     pub score_mod: Option<ScoreMod<'a>>,
+    /// The derivative of `score_mod` by `s`, at the same `s`: for gradients only.
+    pub score_mod_derivative: Option<ScoreMod<'a>>,
     /// `s ← s − slope · |p − j|`. One slope per head, `(q_heads)`, or per batch entry and head, `(batch, q_heads)`.
     pub alibi_slopes: Option<&'a [f32]>,
     /// `s ← s + bias`; a bias of −∞ masks the key.
@@ -158,6 +161,11 @@ impl Case<'_> {
         }
         if let Some(softcap) = self.softcap.filter(|&softcap| !(softcap > 0.0 && softcap.is_finite())) {
             return Err(Error::invalid(format!("softcap = {softcap}, accepted: a finite number above 0")));
+        }
+        if self.score_mod_derivative.is_some() && self.score_mod.is_none() {
+            return Err(Error::invalid(
+                "score_mod_derivative given without score_mod, accepted: both, or score_mod alone",
+            ));
         }
         if let Some(slopes) = self.alibi_slopes.filter(|slopes| slopes.len() != q_heads) {
             expect_len("alibi_slopes", slopes.len(), &[batch, q_heads])?;

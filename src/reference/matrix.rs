@@ -76,14 +76,25 @@ pub fn softmax_rows(rows: usize, columns: usize, x: &[f32]) -> Result<Softmax> {
     Ok(result)
 }
 
-/// `(Σ a b, Σ |a b|)`. Eight interleaved sums, so that no addition waits for the one before.
-pub(super) fn dot(a: &[f32], b: &[f32]) -> (f64, f64) {
+/// `(Σ a b, Σ |a b|)`.
+pub(super) fn dot<B: Copy + Into<f64>>(a: &[f32], b: &[B]) -> (f64, f64) {
+    sums(a, b, f64::abs)
+}
+
+/// `(Σ a b, √ Σ (a b)²)`.
+pub(super) fn dot_rss(a: &[f32], b: &[f32]) -> (f64, f64) {
+    let (sum, squares) = sums(a, b, |term| term * term);
+    (sum, squares.sqrt())
+}
+
+/// `(Σ a b, Σ size(a b))`. Eight interleaved sums, so that no addition waits for the one before.
+fn sums<B: Copy + Into<f64>>(a: &[f32], b: &[B], size: impl Fn(f64) -> f64) -> (f64, f64) {
     const LANES: usize = 8;
-    let (mut sum, mut mag) = ([0.0; LANES], [0.0; LANES]);
-    let mut add = |lane: usize, a: f32, b: f32| {
-        let term = f64::from(a) * f64::from(b);
+    let (mut sum, mut sizes) = ([0.0; LANES], [0.0; LANES]);
+    let mut add = |lane: usize, a: f32, b: B| {
+        let term = f64::from(a) * b.into();
         sum[lane] += term;
-        mag[lane] += term.abs();
+        sizes[lane] += size(term);
     };
     let (a, b) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
     for (lane, (&a, &b)) in a.remainder().iter().zip(b.remainder()).enumerate() {
@@ -92,5 +103,5 @@ pub(super) fn dot(a: &[f32], b: &[f32]) -> (f64, f64) {
     for (a, b) in a.zip(b) {
         (0..LANES).for_each(|lane| add(lane, a[lane], b[lane]));
     }
-    (sum.into_iter().sum(), mag.into_iter().sum())
+    (sum.into_iter().sum(), sizes.into_iter().sum())
 }

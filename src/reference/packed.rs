@@ -3,6 +3,7 @@
 use core::ops::Range;
 
 use super::attention::{Output, attention};
+use super::backward::{Gradients, Sums, backward, check_derivative};
 use super::case::{Case, MaskMod, ScoreMod, expect_len};
 use crate::error::{Error, Result};
 
@@ -31,6 +32,42 @@ pub fn attention_packed(case: &Case<'_>, cu_seqlens_q: &[u32], cu_seqlens_kv: &[
     })?;
     output.lse = swap(&output.lse, [total_q, q_heads, 1]);
     Ok(output)
+}
+
+/// The gradients of a packed batch of sequences, each computed by itself: [`attention_backward`](super::attention_backward) of
+/// [`attention_packed`].
+///
+/// `case` and the boundaries are those of [`attention_packed`], `grad_o` is `(total_q, q_heads, value_dim)`, `grad_lse`
+/// `(q_heads, total_q)`. `dq`, `dk` and `dv` have the shapes of `q`, `k` and `v`; `dsinks` sums over the sequences.
+///
+/// # Errors
+///
+/// [`Error::Invalid`] for the reasons of [`attention_packed`], if a gradient doesn't have the shape of its output, or if there is a score
+/// mod without its derivative.
+pub fn attention_backward_packed(
+    case: &Case<'_>,
+    cu_seqlens_q: &[u32],
+    cu_seqlens_kv: &[u32],
+    grad_o: &[f32],
+    grad_lse: Option<&[f32]>,
+) -> Result<Gradients> {
+    let &Case { q_heads, kv_heads, q_len: total_q, head_dim, value_dim, .. } = case;
+    check_derivative(case)?;
+    expect_len("grad_o", grad_o.len(), &[total_q, q_heads, value_dim])?;
+    grad_lse.map_or(Ok(()), |grad_lse| expect_len("grad_lse", grad_lse.len(), &[q_heads, total_q]))?;
+    let grad_lse = grad_lse.map(|grad_lse| swap(grad_lse, [q_heads, total_q, 1]));
+    let mut sums = Sums::of_heads(q_heads);
+    for_each_sequence(case, cu_seqlens_q, cu_seqlens_kv, |sequence, rows| {
+        let &Case { q_len, kv_len, .. } = sequence;
+        let grad_lse = grad_lse.as_ref().map(|grad_lse| heads_first(grad_lse, rows.clone(), q_heads, 1));
+        let one = backward(sequence, &heads_first(grad_o, rows, q_heads, value_dim), grad_lse.as_deref())?;
+        sums.dq.extend(swap(&one.dq, [q_heads, q_len, head_dim]));
+        sums.dk.extend(swap(&one.dk, [kv_heads, kv_len, head_dim]));
+        sums.dv.extend(swap(&one.dv, [kv_heads, kv_len, value_dim]));
+        sums.add_shared(0, one.dsinks, one.forward);
+        Ok(())
+    })?;
+    Ok(sums.finish(case))
 }
 
 /// Hands each sequence to `f` as a case of one batch entry, heads outermost, with its rows of `q`.
@@ -64,6 +101,7 @@ fn for_each_sequence(
         let rows = cu_seqlens_q[n] as usize..cu_seqlens_q[n + 1] as usize;
         let keys = cu_seqlens_kv[n] as usize..cu_seqlens_kv[n + 1] as usize;
         let score_mod = case.score_mod.map(|f| move |s, _, h, i, j| f.0(s, n, h, i, j));
+        let score_mod_derivative = case.score_mod_derivative.map(|f| move |s, _, h, i, j| f.0(s, n, h, i, j));
         let mask_mod = case.mask_mod.map(|f| move |_, h, i, j| f.0(n, h, i, j));
         let sequence = Case {
             batch: 1,
@@ -76,6 +114,7 @@ fn for_each_sequence(
                 .alibi_slopes
                 .map(|slopes| if slopes.len() == q_heads { slopes } else { &slopes[n * q_heads..(n + 1) * q_heads] }),
             score_mod: score_mod.as_ref().map(|f| ScoreMod(f)),
+            score_mod_derivative: score_mod_derivative.as_ref().map(|f| ScoreMod(f)),
             mask_mod: mask_mod.as_ref().map(|f| MaskMod(f)),
             ..*case
         };

@@ -1,10 +1,11 @@
 //! The golden cases (`tests/data/golden/README.md`): exact float64 results, rounded once to f32.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
-use tilewise::reference::{self, Align, Broadcast, Case, Output, Precision};
+use tilewise::reference::{self, Align, Broadcast, Case, GradientTolerance, Gradients, Output, Precision};
 
 /// The folder of test data.
 fn data() -> &'static Path {
@@ -115,6 +116,20 @@ impl Golden {
         .unwrap()
     }
 
+    /// The gradients, for the case's `do` and `dlse`.
+    fn gradients(&self) -> Gradients {
+        let (grad_o, grad_lse) = (self.expected("do"), self.file.f32("dlse").map(|(data, _)| data));
+        self.with(|case, boundaries| match boundaries {
+            Some((q, k)) => reference::attention_backward_packed(case, q, k, &grad_o, grad_lse.as_deref()),
+            None => reference::attention_backward(case, &grad_o, grad_lse.as_deref()),
+        })
+        .unwrap()
+    }
+
+    fn stores(&self, output: &str) -> bool {
+        self.entry["outputs"].get(output).is_some()
+    }
+
     pub(crate) fn expected(&self, output: &str) -> Vec<f32> {
         self.file.f32(output).unwrap().0
     }
@@ -142,20 +157,72 @@ fn outputs_round_to_the_stored_values() {
 }
 
 #[test]
+fn gradients_round_to_the_stored_values() {
+    let mut seen = BTreeSet::new();
+    for golden in Golden::all().into_iter().filter(|golden| golden.stores("dq")) {
+        let gradients = golden.gradients();
+        let tolerance = gradients.tolerance;
+        for (name, got, mag) in [
+            ("dq", Some(gradients.dq), tolerance.dq_mag),
+            ("dk", Some(gradients.dk), tolerance.dk_mag),
+            ("dv", Some(gradients.dv), tolerance.dv_mag),
+            ("dbias", gradients.dbias, tolerance.dbias_mag),
+            ("dsinks", gradients.dsinks, tolerance.dsinks_mag),
+        ] {
+            assert_eq!(got.is_some(), golden.stores(name), "{} {name}", golden.name());
+            let Some(got) = got else { continue };
+            let slack = 1e-14 * mag * (4.0 + tolerance.forward.s());
+            assert_rounds_to(&format!("{} {name}", golden.name()), &got, &golden.expected(name), slack);
+            seen.insert(name);
+        }
+    }
+    assert_eq!(seen.len(), 5, "{seen:?}");
+}
+
+/// Fails unless `got` is the manifest's number.
+fn assert_manifest(golden: &Golden, what: &str, got: f64, expected: &Value) {
+    let expected = expected.as_f64().unwrap();
+    let close = (got - expected).abs() <= 1e-12 * expected;
+    assert!(close, "{} {what}: {got:e}, manifest {expected:e}", golden.name());
+}
+
+const STORAGES: [(&str, Precision); 3] = [("f32", Precision::F32), ("f16", Precision::F16), ("bf16", Precision::Bf16)];
+
+#[test]
 fn tolerances_are_those_of_the_manifest() {
     for golden in Golden::all() {
         let (entry, tolerance) = (&golden.entry, golden.reference().tolerance);
-        let check = |what: &str, got: f64, expected: &Value| {
-            let expected = expected.as_f64().unwrap();
-            let close = (got - expected).abs() <= 1e-12 * expected;
-            assert!(close, "{} {what}: {got:e}, manifest {expected:e}", golden.name());
-        };
-        check("mag", tolerance.mag, &entry["mag"]["o"]);
-        check("S", tolerance.s(), &entry["S"]);
-        for (dtype, storage) in [("f32", Precision::F32), ("f16", Precision::F16), ("bf16", Precision::Bf16)] {
+        assert_manifest(&golden, "mag", tolerance.mag, &entry["mag"]["o"]);
+        assert_manifest(&golden, "S", tolerance.s(), &entry["S"]);
+        for (dtype, storage) in STORAGES {
             let Some(expected) = entry["tol"].get(dtype) else { continue };
-            check(dtype, tolerance.o(storage), &expected["o"]);
-            check("lse", tolerance.lse(), &expected["lse"]);
+            assert_manifest(&golden, dtype, tolerance.o(storage), &expected["o"]);
+            assert_manifest(&golden, "lse", tolerance.lse(), &expected["lse"]);
+        }
+    }
+}
+
+#[test]
+fn tolerances_of_gradients_are_those_of_the_manifest() {
+    for golden in Golden::all().into_iter().filter(|golden| golden.stores("dq")) {
+        let (entry, tolerance) = (&golden.entry, golden.gradients().tolerance);
+        assert_manifest(&golden, "S", tolerance.forward.s(), &entry["S"]);
+        for (name, mag, tol) in [
+            ("dq", tolerance.dq_mag, GradientTolerance::dq as fn(&GradientTolerance, Precision) -> f64),
+            ("dk", tolerance.dk_mag, GradientTolerance::dk),
+            ("dv", tolerance.dv_mag, GradientTolerance::dv),
+            ("dbias", tolerance.dbias_mag, GradientTolerance::dbias),
+            ("dsinks", tolerance.dsinks_mag, GradientTolerance::dsinks),
+        ] {
+            if !golden.stores(name) {
+                assert_eq!(mag, 0.0);
+                continue;
+            }
+            assert_manifest(&golden, name, mag, &entry["mag"][name]);
+            for (dtype, storage) in STORAGES {
+                let Some(expected) = entry["tol"].get(dtype) else { continue };
+                assert_manifest(&golden, dtype, tol(&tolerance, storage), &expected[name]);
+            }
         }
     }
 }

@@ -1,11 +1,11 @@
-//! The numbers worked by hand, as far as they concern the forward pass. Where q = 0 all weights are equal, so o is the mean of the
+//! The numbers worked by hand. Where q = 0 all weights are equal, so o is the mean of the
 //! visible v and lse the logarithm of their number.
 
 use core::f64::consts::LN_2;
 
-use tilewise::reference::{Align, Broadcast, Case, matmul_transposed, softmax_rows};
+use tilewise::reference::{Align, Broadcast, Case, attention_backward, matmul_transposed, softmax_rows};
 
-use super::{assert_close, attention, one_head};
+use super::{assert_close, attention, gradients, one_head, random};
 
 const NONE: f64 = f64::NEG_INFINITY;
 
@@ -172,4 +172,45 @@ fn alibi() {
     // Top-left: row 0 at position 0, row 1 at position 1.
     let output = attention(&Case { align: Align::TopLeft, ..case });
     assert_close(&output.o, &[(1.0 + 1.0 + 1.0) / 1.75, (0.5 + 2.0 + 2.0) / 2.0], 1e-7);
+}
+
+/// One key has the weight 1 whatever its score (field case H1).
+#[test]
+fn one_key_backward() {
+    let (q, k, v) = (random(1, 16), random(2, 16), random(3, 16));
+    let shape = Case { q_len: 1, kv_len: 1, head_dim: 16, value_dim: 16, ..one_head(&q, &k, &v) };
+    let gradients = gradients(&shape, &[1.0; 16]);
+    assert_eq!(gradients.dq, [0.0; 16]);
+    assert_eq!(gradients.dk, [0.0; 16]);
+    assert_eq!(gradients.dv, [1.0; 16]);
+}
+
+/// dv of a KV head sums over its query heads (field case H3).
+#[test]
+fn grouped_heads_backward() {
+    let case = Case { q_heads: 4, q_len: 1, ..one_head(&[1.0, -2.0, 0.5, 3.0], &[0.7], &[5.0]) };
+    let gradients = gradients(&case, &[1.0, 2.0, 3.0, 4.0]);
+    assert_eq!(gradients.dv, [10.0]);
+    assert_eq!((gradients.dq, gradients.dk), (vec![0.0; 4], vec![0.0]));
+}
+
+/// Two keys of the same weight: o = (v0 + v1) / 2, and do/ds0 = (v0 - v1) / 4 = -do/ds1.
+#[test]
+fn two_keys_backward() {
+    let case = Case { softmax_scale: Some(0.5), ..one_head(&[0.0], &[1.0, 3.0], &[10.0, 20.0]) };
+    let gradients = gradients(&case, &[2.0]);
+    assert_eq!(gradients.dv, [1.0, 1.0]);
+    assert_eq!(gradients.dq, [0.5 * 2.0 * (-2.5 + 2.5 * 3.0)]);
+    assert_eq!(gradients.dk, [0.0, 0.0]);
+}
+
+/// q = 0, one key of value 4 and a sink of 0: both have the weight 1/2, o = 2, dlse/ds = dlse/dsink = 1/2, and
+/// do/ds = 4 (1/2 - 1/4) = 1 = -do/dsink.
+#[test]
+fn a_sink_backward() {
+    let case = Case { sinks: Some(&[0.0]), ..one_head(&[0.0], &[1.0], &[4.0]) };
+    let gradients = attention_backward(&case, &[3.0], Some(&[10.0])).unwrap();
+    assert_eq!(gradients.dsinks, Some(vec![10.0 * 0.5 - 3.0 * 1.0]));
+    assert_eq!(gradients.dq, [3.0 * 1.0 + 10.0 * 0.5]);
+    assert_eq!(gradients.dv, [1.5]);
 }

@@ -1,6 +1,7 @@
 //! Tests that need no GPU. So far: the CPU reference, which decides what is right for everything else, against numbers worked by hand,
-//! direct formulas, properties of attention, and the golden cases.
+//! direct formulas, finite differences, properties of attention, and the golden cases.
 
+mod backward;
 mod compare;
 mod formulas;
 mod golden;
@@ -11,7 +12,7 @@ mod low_precision;
 mod matrix;
 mod properties;
 
-use tilewise::reference::{self, Case, Output};
+use tilewise::reference::{self, Case, Gradients, Output};
 
 /// A case of one batch entry, one head, `head_dim` 1 and `value_dim` 1.
 fn one_head<'a>(q: &'a [f32], k: &'a [f32], v: &'a [f32]) -> Case<'a> {
@@ -21,6 +22,11 @@ fn one_head<'a>(q: &'a [f32], k: &'a [f32], v: &'a [f32]) -> Case<'a> {
 
 fn attention(case: &Case<'_>) -> Output {
     reference::attention(case).unwrap()
+}
+
+/// The gradients of `Σ o · grad_o`.
+fn gradients(case: &Case<'_>, grad_o: &[f32]) -> Gradients {
+    reference::attention_backward(case, grad_o, None).unwrap()
 }
 
 /// Fails with the comparison's message unless `got` is within `tolerance` of `expected`.

@@ -1,7 +1,7 @@
 //! Properties that hold for any input.
 
 use proptest::prelude::*;
-use tilewise::reference::{Align, Broadcast, Case};
+use tilewise::reference::{Align, Broadcast, Case, attention_backward};
 
 use super::{assert_close, attention, random};
 
@@ -158,6 +158,27 @@ proptest! {
             for c in n * case.value_dim..(n + 1) * case.value_dim {
                 prop_assert!((a * low.o[c] + b * high.o[c] - whole.o[c]).abs() < 1e-13);
             }
+        }
+    }
+
+    /// o is linear in v; q and k enter by their products alone; a constant added to the scores of a row shifts its lse alone.
+    #[test]
+    fn gradients_fit_together(setup in setups()) {
+        let data = setup.data();
+        let case = setup.case(&data);
+        let shape = [case.batch, case.q_heads, case.q_len, case.kv_len];
+        let bias = random(setup.seed ^ 3, shape.iter().product());
+        let case = Case { bias: Some(Broadcast { data: &bias, shape }), ..case };
+        let output = attention(&case);
+        let (grad_o, grad_lse) = (random(setup.seed ^ 4, output.o.len()), random(setup.seed ^ 5, output.lse.len()));
+        let gradients = attention_backward(&case, &grad_o, Some(&grad_lse)).unwrap();
+        let inner = |a: &[f64], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * f64::from(*b)).sum::<f64>();
+        assert_close(&[inner(&gradients.dv, &data.v)], &[inner(&output.o, &grad_o)], 1e-12);
+        assert_close(&[inner(&gradients.dq, &data.q)], &[inner(&gradients.dk, &data.k)], 1e-11);
+        let dbias = gradients.dbias.unwrap_or_default();
+        for ((row, lse), grad_lse) in dbias.chunks(case.kv_len).zip(&output.lse).zip(grad_lse) {
+            let expected = if lse.is_finite() { f64::from(grad_lse) } else { 0.0 };
+            assert_close(&[row.iter().sum()], &[expected], 1e-13);
         }
     }
 }

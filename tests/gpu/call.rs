@@ -236,6 +236,7 @@ impl Call {
             window_right: self.window[1],
             softcap: self.softcap.map(f64::from),
             score_mod: self.score_mod.then_some(reference::ScoreMod(&score_mod)),
+            score_mod_derivative: None,
             alibi_slopes: self.alibi.as_deref(),
             bias: self.bias.map(|(_, shape)| Broadcast { data: &data.bias, shape }),
             mask: self.mask.map(|shape| Broadcast { data: &data.mask, shape }),

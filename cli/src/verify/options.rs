@@ -304,6 +304,7 @@ impl Host {
             window_right,
             softcap: group.softcap.map(f64::from),
             score_mod: group.mods.then_some(reference::ScoreMod(&score_mod)),
+            score_mod_derivative: None,
             alibi_slopes: self.slopes.as_deref(),
             bias: self.bias.as_ref().map(|(data, shape)| Broadcast { data, shape: *shape }),
             mask: self.mask.as_ref().map(|(data, shape)| Broadcast { data, shape: *shape }),
