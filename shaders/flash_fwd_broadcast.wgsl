@@ -274,10 +274,11 @@ fn flash_fwd_broadcast(
 
         // acc = acc e^(m - m') + P V, each chunk of V read right before its use.
         let v_row = v_base + own_key * params.v.row;
+        var pin = 0u; // always 0
         let kept_below = select(0x7fffffff, i32(INF_BITS), masked);
         // @unroll
         for (var c = 0u; c < VALUE_DIM; c += V_WIDTH) {
-            var chunk = v_read(v_row + c);
+            var chunk = v_read(v_row + c + pin);
             // @unroll
             for (var e = 0u; e < V_WIDTH; e++) {
                 let kept = exponent_bits(chunk[e]) < kept_below;
@@ -297,6 +298,17 @@ fn flash_fwd_broadcast(
                         acc[c + first + e] = fma(s[n], Rows(subgroupBroadcast(chunk[first + e], n)), acc[c + first + e]);
                     }
                 }
+            }
+            // The next read waits for these sums. Else Mesa 25 moves all sums behind all reads, which is more than there are registers
+            // for, and takes a fifth longer. last_pass is 0 or 1, which no compiler knows.
+            var bits = RowWords(0u);
+            // @unroll
+            for (var e = 0u; e < V_WIDTH; e++) {
+                bits |= bitcast<RowWords>(acc[c + e]);
+            }
+            // @unroll
+            for (var r = 0u; r < ROWS; r++) {
+                pin |= bits[r] & (params.last_pass >> 1u);
             }
         }
     }

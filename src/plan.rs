@@ -193,6 +193,9 @@ const BROADCAST_FLOPS: u64 = 1 << 24;
 /// Rows of the other kernels' blocks there: a call with fewer costs as much as one with so many.
 const CPU_BLOCK_Q: usize = 64;
 
+/// What is worth trying the tiles of other devices for, each a pipeline to compile: 1024 tokens of one head of 64 are so much.
+const ALL_TRIED_FLOPS: u64 = 1 << 28;
+
 /// Whether an attention call takes long, for a software device.
 fn is_long(problem: &Problem) -> bool {
     let (q_len, _) = problem.longest();
@@ -354,7 +357,7 @@ impl Plan {
     /// As [`Plan::new`].
     pub fn candidates(problem: &Problem, facts: &DeviceFacts) -> Result<Vec<Self>> {
         check_tiled(problem, facts)?;
-        let among = if is_long(problem) { Among::All } else { Among::Likely };
+        let among = if problem.flops() >= ALL_TRIED_FLOPS { Among::All } else { Among::Likely };
         let (mut plans, mut refused) = (Vec::new(), None);
         for variant in forward_variants(problem, facts, among) {
             match Self::tiled(problem, facts, variant) {

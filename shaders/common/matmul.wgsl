@@ -26,9 +26,9 @@ struct Params {
     alpha: f32,
     first_k: u32,     // and its part first_k .. end_k of the sum, whole slices; after the first it is added to c
     end_k: u32,
+    zero: u32,        // always, which no compiler knows
     pad_0: u32,
     pad_1: u32,
-    pad_2: u32,
 }
 
 struct Block {

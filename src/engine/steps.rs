@@ -351,9 +351,9 @@ impl Product<'_> {
             alpha,
             first_k: 0,
             end_k: 0,
+            zero: 0,
             pad_0: 0,
             pad_1: 0,
-            pad_2: 0,
         };
         let variant = variant.aligned([(params.a, a.elems() == 0), (params.b, b.elems() == 0)]);
         let slices = loops_per_pass(variant.iterations_of_slice(), gpu.info.device_type);

@@ -352,9 +352,9 @@ fn host_members(stem: &str) -> Vec<Member> {
                 alpha,
                 first_k,
                 end_k,
+                zero,
                 pad_0,
-                pad_1,
-                pad_2
+                pad_1
             ]
         ),
         "softmax_rows" => members!(

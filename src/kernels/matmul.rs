@@ -146,9 +146,10 @@ pub(crate) struct Params {
     pub(crate) alpha: f32,
     pub(crate) first_k: u32,
     pub(crate) end_k: u32,
+    /// 0, which no compiler knows.
+    pub(crate) zero: u32,
     pub(crate) pad_0: u32,
     pub(crate) pad_1: u32,
-    pub(crate) pad_2: u32,
 }
 
 const _: () = assert!(size_of::<Params>().is_multiple_of(16));
