@@ -306,10 +306,12 @@ fn flash_fwd_broadcast(
             for (var e = 0u; e < V_WIDTH; e++) {
                 bits |= bitcast<RowWords>(acc[c + e]);
             }
+            var all = 0u;
             // @unroll
             for (var r = 0u; r < ROWS; r++) {
-                pin |= bits[r] & (params.last_pass >> 1u);
+                all |= bits[r];
             }
+            pin = all & (params.last_pass >> 1u);
         }
     }
 
