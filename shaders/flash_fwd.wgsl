@@ -10,7 +10,8 @@
 // Budget    sh_stage: max(SLICE_D*(Q_STRIDE + K_STRIDE), SLICE_KV*V_STRIDE) vec4, used in turn for a slice of Q and K and for one of V;
 //           sh_p: BLOCK_KV*P_STRIDE vec4, used in turn for partial row maxima and for P; sh_keep: KEEP_COUNT words, a bit a key, where
 //           masks are tables or functions; two words of flags, four of the batch entry. At the defaults 14876 bytes.
-// Registers vec4<f32>: scores 4*ROW_VECS*KEY_VECS, acc 4*ROW_VECS*COL_VECS, m and l ROW_VECS each, operands ROW_VECS + KEY_VECS.
+// Registers vec4<f32>: scores 4*ROW_VECS*KEY_VECS, acc 4*ROW_VECS*COL_VECS, as many again for a slice's part of the scores or a tile's of
+//           acc, and, of long inputs, as acc; m and l ROW_VECS each, operands ROW_VECS + KEY_VECS.
 // Barriers  One at the start. Per tile two a slice of head_dim, two for the row maxima, two a slice of V less one, three where masks are
 //           tables or functions.
 //           Workgroup-uniform: loop bounds come from params, the workgroup's number, read-only tables at uniform places and
@@ -19,7 +20,9 @@
 //           of any size keeps its bits. A masked key takes no part in the maximum; its weight is marked by -1, so that PV passes over it
 //           and a NaN in its value has no effect. l == 0 when a row saw no key, or none but scores of -inf (any other largest score has
 //           weight 1): o = 0, lse = -inf, whose bits are stored as an integer because WGSL has no infinities. A sink is where m and l
-//           begin. Dot products and sums of P V are f32 before scale and division: beyond 3.4e38 they are infinite. A NaN among visible
+//           begin. Of many alike terms each addition to a sum that is much larger rounds the same way: so terms are summed apart, a slice
+//           of a dot product, then the keys of a tile, then, of long inputs, PART_TILES tiles, before they meet the sum of all; the error
+//           is that of some 100 additions, not of one a key. Dot products and sums of P V are f32 before scale and division: beyond 3.4e38 they are infinite. A NaN among visible
 //           scores makes l NaN, hence o and lse; it is handed on by its bits, because SwiftShader's exp2 and log make a number of it.
 //           A score of +inf makes o NaN and lse +inf. llvmpipe ends every loop of an invocation after 65535 iterations in all, without a
 //           word, so long inputs take several passes there: what is between them is acc in out, m in lse and l in extras.
@@ -32,7 +35,8 @@ const KEY_VECS: u32 = 1u; // @spec
 const COL_VECS: u32 = 1u; // @spec
 const SLICE_D: u32 = 16u; // @spec
 const SLICE_KV: u32 = 16u; // @spec
-const PASSES: bool = false; // @spec keys are gone through in several dispatches, each resuming from the one before
+const PART_TILES: u32 = 0xffffffffu; // @spec tiles whose terms are summed apart from those before: see Numerics
+const PASSES: bool = false; // @spec keys are gone through in several dispatches, each resuming from the one before; takes a PART_TILES
 
 const THREADS: u32 = TX * TY;
 const BLOCK_Q: u32 = 4u * TY * ROW_VECS;
@@ -52,6 +56,8 @@ const Q_BINDING: u32 = 1u;
 const K_BINDING: u32 = 2u;
 const V_BINDING: u32 = 3u;
 
+const PARTS: bool = PART_TILES < 0xffffffffu; // else one is all, and threads needn't hold its sums beside all others'
+
 const MASKED: f32 = -1.0;
 
 // @include params = uniform
@@ -68,6 +74,12 @@ var<workgroup> sh_keep: array<u32, KEEP_COUNT>;
 var<workgroup> sh_kept: atomic<u32>;
 var<workgroup> sh_any_kept: u32;
 var<workgroup> sh_sequence: Sequence;
+
+// What the rows' sums are worth after their maxima have risen. From LOWEST the difference may overflow; any exponent below -150 rescales
+// to 0. An infinite maximum is no less than itself.
+fn rescale_of(before: vec4<f32>, after: vec4<f32>) -> vec4<f32> {
+    return select(exp2(max((before - after) * LOG2_E, vec4(-200.0))), vec4(1.0), before == after);
+}
 
 @compute @workgroup_size(TX, TY)
 fn flash_fwd(
@@ -109,7 +121,8 @@ fn flash_fwd(
     let sums_base = params.sums + batch * params.sums_batch + head * params.sums_head + sequence.first_q;
 
     var acc: array<vec4<f32>, 4u * ROW_VECS * COL_VECS>; // acc[row * COL_VECS + column vector]
-    var row_max: array<vec4<f32>, ROW_VECS>;             // one component a row
+    var row_max: array<vec4<f32>, ROW_VECS>;             // one component a row; so far
+    var acc_max: array<vec4<f32>, ROW_VECS>;             // when the last part was added to row_sum and acc
     var row_sum: array<vec4<f32>, ROW_VECS>;             // over this thread's keys alone, until the end
     // The rows begin with nothing, with their sink, or with what the keys before this dispatch's have made of them.
     let start = row_start(head);
@@ -139,229 +152,257 @@ fn flash_fwd(
         }
     }
 
+    acc_max = row_max;
     if (KEEP_WORDS) {
         if (lane == 0u) {
             atomicStore(&sh_kept, 0u);
         }
         workgroupBarrier();
     }
-    for (var tile = tiles.first; tile < tiles.end; tile++) {
-        let first_key = tile * BLOCK_KV;
-        let masked = BIAS || KEEP_WORDS || tile < tiles.first_full || tile >= tiles.end_full;
+    for (var tile = tiles.first; tile < tiles.end;) {
+        var part_sum: array<vec4<f32>, ROW_VECS>;
+        var part_acc: array<vec4<f32>, 4u * ROW_VECS * COL_VECS>;
+        for (var n_tiles = 0u; n_tiles < PART_TILES && tile < tiles.end; n_tiles++) {
+            let first_key = tile * BLOCK_KV;
+            let masked = BIAS || KEEP_WORDS || tile < tiles.first_full || tile >= tiles.end_full;
 
-        // What masks that are a table or a function leave of the tile; without any key of it the tile is done.
-        var any_kept = 1u;
-        if (KEEP_WORDS) {
-            for (var item = lane; item < KEEP_COUNT; item += THREADS) {
-                let row = first_row + item / KEEP_STRIDE;
-                var word = 0u;
-                if (row < q_len) {
-                    word = keep_word(batch, head, row, first_key + 32u * (item % KEEP_STRIDE), sequence);
-                }
-                sh_keep[item] = word;
-                atomicOr(&sh_kept, word);
-            }
-            workgroupBarrier();
-            if (lane == 0u) {
-                sh_any_kept = atomicExchange(&sh_kept, 0u);
-            }
-            any_kept = workgroupUniformLoad(&sh_any_kept);
-        }
-        if (any_kept != 0u) {
-            // S = Q K^T over slices of head_dim, both staged transposed: a vec4 holds four rows, or four keys, of one dimension.
-            var s: array<vec4<f32>, 4u * ROW_VECS * KEY_VECS>; // s[row * KEY_VECS + key vector]
-            for (var d0 = 0u; d0 < params.head_dim; d0 += SLICE_D) {
-                workgroupBarrier(); // every reader of the previous stage is done
-                for (var item = lane; item < SLICE_D * P_STRIDE; item += THREADS) {
-                    let d = d0 + item % SLICE_D;
-                    let row = first_row + 4u * (item / SLICE_D);
-                    var four = vec4(0.0);
-                    // @unroll
-                    for (var c = 0u; c < 4u; c++) {
-                        let inside = d < params.head_dim && row + c < q_len;
-                        four[c] = select(0.0, q_at(select(0u, q_base + (row + c) * params.q.row + d, inside)), inside);
+            // What masks that are a table or a function leave of the tile; without any key of it the tile is done.
+            var any_kept = 1u;
+            if (KEEP_WORDS) {
+                for (var item = lane; item < KEEP_COUNT; item += THREADS) {
+                    let row = first_row + item / KEEP_STRIDE;
+                    var word = 0u;
+                    if (row < q_len) {
+                        word = keep_word(batch, head, row, first_key + 32u * (item % KEEP_STRIDE), sequence);
                     }
-                    sh_stage[(item % SLICE_D) * Q_STRIDE + item / SLICE_D] = four;
-                }
-                for (var item = lane; item < SLICE_D * TX * KEY_VECS; item += THREADS) {
-                    let d = d0 + item % SLICE_D;
-                    let key = first_key + 4u * (item / SLICE_D);
-                    var four = vec4(0.0);
-                    // @unroll
-                    for (var c = 0u; c < 4u; c++) {
-                        let inside = d < params.head_dim && key + c < sequence.kv_len;
-                        four[c] = select(0.0, k_at(select(0u, k_base + (key + c) * params.k.row + d, inside)), inside);
-                    }
-                    sh_stage[K_BASE + (item % SLICE_D) * K_STRIDE + item / SLICE_D] = four;
+                    sh_keep[item] = word;
+                    atomicOr(&sh_kept, word);
                 }
                 workgroupBarrier();
-                for (var d = 0u; d < SLICE_D; d++) {
-                    var k4: array<vec4<f32>, KEY_VECS>;
-                    // @unroll
-                    for (var j = 0u; j < KEY_VECS; j++) {
-                        k4[j] = sh_stage[K_BASE + d * K_STRIDE + j * TX + x];
-                    }
-                    // @unroll
-                    for (var i = 0u; i < ROW_VECS; i++) {
-                        let q4 = sh_stage[d * Q_STRIDE + i * TY + y];
+                if (lane == 0u) {
+                    sh_any_kept = atomicExchange(&sh_kept, 0u);
+                }
+                any_kept = workgroupUniformLoad(&sh_any_kept);
+            }
+            if (any_kept != 0u) {
+                // S = Q K^T over slices of head_dim, both staged transposed: a vec4 holds four rows, or four keys, of one dimension.
+                var s: array<vec4<f32>, 4u * ROW_VECS * KEY_VECS>; // s[row * KEY_VECS + key vector]
+                for (var d0 = 0u; d0 < params.head_dim; d0 += SLICE_D) {
+                    workgroupBarrier(); // every reader of the previous stage is done
+                    for (var item = lane; item < SLICE_D * P_STRIDE; item += THREADS) {
+                        let d = d0 + item % SLICE_D;
+                        let row = first_row + 4u * (item / SLICE_D);
+                        var four = vec4(0.0);
                         // @unroll
                         for (var c = 0u; c < 4u; c++) {
+                            let inside = d < params.head_dim && row + c < q_len;
+                            four[c] = select(0.0, q_at(select(0u, q_base + (row + c) * params.q.row + d, inside)), inside);
+                        }
+                        sh_stage[(item % SLICE_D) * Q_STRIDE + item / SLICE_D] = four;
+                    }
+                    for (var item = lane; item < SLICE_D * TX * KEY_VECS; item += THREADS) {
+                        let d = d0 + item % SLICE_D;
+                        let key = first_key + 4u * (item / SLICE_D);
+                        var four = vec4(0.0);
+                        // @unroll
+                        for (var c = 0u; c < 4u; c++) {
+                            let inside = d < params.head_dim && key + c < sequence.kv_len;
+                            four[c] = select(0.0, k_at(select(0u, k_base + (key + c) * params.k.row + d, inside)), inside);
+                        }
+                        sh_stage[K_BASE + (item % SLICE_D) * K_STRIDE + item / SLICE_D] = four;
+                    }
+                    workgroupBarrier();
+                    var part: array<vec4<f32>, 4u * ROW_VECS * KEY_VECS>;
+                    for (var d = 0u; d < SLICE_D; d++) {
+                        var k4: array<vec4<f32>, KEY_VECS>;
+                        // @unroll
+                        for (var j = 0u; j < KEY_VECS; j++) {
+                            k4[j] = sh_stage[K_BASE + d * K_STRIDE + j * TX + x];
+                        }
+                        // @unroll
+                        for (var i = 0u; i < ROW_VECS; i++) {
+                            let q4 = sh_stage[d * Q_STRIDE + i * TY + y];
                             // @unroll
-                            for (var j = 0u; j < KEY_VECS; j++) {
-                                s[(4u * i + c) * KEY_VECS + j] = fma(vec4(q4[c]), k4[j], s[(4u * i + c) * KEY_VECS + j]);
+                            for (var c = 0u; c < 4u; c++) {
+                                // @unroll
+                                for (var j = 0u; j < KEY_VECS; j++) {
+                                    part[(4u * i + c) * KEY_VECS + j] = fma(vec4(q4[c]), k4[j], part[(4u * i + c) * KEY_VECS + j]);
+                                }
                             }
                         }
                     }
+                    // @unroll
+                    for (var n = 0u; n < 4u * ROW_VECS * KEY_VECS; n++) {
+                        s[n] += part[n];
+                    }
                 }
-            }
 
-            // Scores as they count, and which of them are hidden: by position only in tiles at the edge of what rows see.
-            var hidden: array<vec4<bool>, 4u * ROW_VECS * KEY_VECS>;
-            // @unroll
-            for (var i = 0u; i < ROW_VECS; i++) {
+                // Scores as they count, and which of them are hidden: by position only in tiles at the edge of what rows see.
+                var hidden: array<vec4<bool>, 4u * ROW_VECS * KEY_VECS>;
                 // @unroll
-                for (var c = 0u; c < 4u; c++) {
-                    let row = first_row + 4u * (i * TY + y) + c;
-                    let position = i32(row) + offset;
-                    let seen = keys_seen(position, kv_len);
-                    // @unroll
-                    for (var j = 0u; j < KEY_VECS; j++) {
-                        let key = first_key + 4u * (j * TX + x);
-                        let keys = vec4(i32(key)) + vec4(0, 1, 2, 3);
-                        var hides = vec4(masked) & ((keys < vec4(seen.x)) | (keys >= vec4(seen.y)));
-                        if (KEEP_WORDS) {
-                            let local = key - first_key;
-                            let bits = sh_keep[(row - first_row) * KEEP_STRIDE + local / 32u] >> (local % 32u);
-                            hides |= (vec4(bits) & vec4(1u, 2u, 4u, 8u)) == vec4(0u);
-                        }
-                        var bias4 = vec4(0.0);
-                        if (BIAS) {
-                            let count = select(0u, sequence.kv_len - min(key, sequence.kv_len), row < q_len);
-                            bias4 = bias_of(bias_base + row * params.bias.row + key * params.bias_key, count);
-                            hides |= bitcast<vec4<u32>>(bias4) == vec4(NEG_INF_BITS);
-                        }
-                        let n = (4u * i + c) * KEY_VECS + j;
-                        s[n] = final_scores(params.scale * s[n], bias4, batch, head, row, key, position);
-                        hidden[n] = hides;
-                    }
-                }
-            }
-
-            // The rows' maxima so far: of this thread's keys, then over the threads that share the rows.
-            // @unroll
-            for (var i = 0u; i < ROW_VECS; i++) {
-                var largest = row_max[i];
-                // @unroll
-                for (var c = 0u; c < 4u; c++) {
-                    // @unroll
-                    for (var j = 0u; j < KEY_VECS; j++) {
-                        let seen = select(s[(4u * i + c) * KEY_VECS + j], vec4(LOWEST), hidden[(4u * i + c) * KEY_VECS + j]);
-                        largest[c] = max(largest[c], max(max(seen.x, seen.y), max(seen.z, seen.w)));
-                    }
-                }
-                sh_p[x * P_STRIDE + i * TY + y] = largest;
-            }
-            workgroupBarrier();
-            // @unroll
-            for (var i = 0u; i < ROW_VECS; i++) {
-                var largest = row_max[i];
-                for (var other = 0u; other < TX; other++) {
-                    largest = max(largest, sh_p[other * P_STRIDE + i * TY + y]);
-                }
-                // From LOWEST the difference may overflow; any exponent below -150 rescales to 0. An infinite maximum is no less than
-                // itself.
-                let lowered = exp2(max((row_max[i] - largest) * LOG2_E, vec4(-200.0)));
-                let rescale = select(lowered, vec4(1.0), row_max[i] == largest);
-                row_max[i] = largest;
-                row_sum[i] *= rescale;
-                // @unroll
-                for (var c = 0u; c < 4u; c++) {
-                    // @unroll
-                    for (var j = 0u; j < COL_VECS; j++) {
-                        acc[(4u * i + c) * COL_VECS + j] *= rescale[c];
-                    }
-                }
-            }
-            workgroupBarrier(); // the maxima are read: sh_p may take P
-
-            // P = e^(S - m), stored transposed: a vec4 holds four rows' weights of one key.
-            // @unroll
-            for (var i = 0u; i < ROW_VECS; i++) {
-                // @unroll
-                for (var c = 0u; c < 4u; c++) {
-                    // @unroll
-                    for (var j = 0u; j < KEY_VECS; j++) {
-                        let score = s[(4u * i + c) * KEY_VECS + j];
-                        let below = (score - vec4(row_max[i][c])) * LOG2_E;
-                        // Of a NaN, and of an infinite score below itself.
-                        let is_nan = (bitcast<vec4<u32>>(below) & vec4(0x7fffffffu)) > vec4(0x7f800000u);
-                        let weight = select(exp2(max(below, vec4(-200.0))), below, is_nan);
-                        let seen = select(weight, vec4(0.0), hidden[(4u * i + c) * KEY_VECS + j]);
-                        row_sum[i][c] += (seen.x + seen.y) + (seen.z + seen.w);
-                        s[(4u * i + c) * KEY_VECS + j] = select(weight, vec4(MASKED), hidden[(4u * i + c) * KEY_VECS + j]);
-                    }
-                }
-                // @unroll
-                for (var j = 0u; j < KEY_VECS; j++) {
+                for (var i = 0u; i < ROW_VECS; i++) {
                     // @unroll
                     for (var c = 0u; c < 4u; c++) {
-                        let key = 4u * (j * TX + x) + c;
-                        sh_p[key * P_STRIDE + i * TY + y] = vec4(
-                            s[(4u * i + 0u) * KEY_VECS + j][c],
-                            s[(4u * i + 1u) * KEY_VECS + j][c],
-                            s[(4u * i + 2u) * KEY_VECS + j][c],
-                            s[(4u * i + 3u) * KEY_VECS + j][c],
-                        );
+                        let row = first_row + 4u * (i * TY + y) + c;
+                        let position = i32(row) + offset;
+                        let seen = keys_seen(position, kv_len);
+                        // @unroll
+                        for (var j = 0u; j < KEY_VECS; j++) {
+                            let key = first_key + 4u * (j * TX + x);
+                            let keys = vec4(i32(key)) + vec4(0, 1, 2, 3);
+                            var hides = vec4(masked) & ((keys < vec4(seen.x)) | (keys >= vec4(seen.y)));
+                            if (KEEP_WORDS) {
+                                let local = key - first_key;
+                                let bits = sh_keep[(row - first_row) * KEEP_STRIDE + local / 32u] >> (local % 32u);
+                                hides |= (vec4(bits) & vec4(1u, 2u, 4u, 8u)) == vec4(0u);
+                            }
+                            var bias4 = vec4(0.0);
+                            if (BIAS) {
+                                let count = select(0u, sequence.kv_len - min(key, sequence.kv_len), row < q_len);
+                                bias4 = bias_of(bias_base + row * params.bias.row + key * params.bias_key, count);
+                                hides |= bitcast<vec4<u32>>(bias4) == vec4(NEG_INF_BITS);
+                            }
+                            let n = (4u * i + c) * KEY_VECS + j;
+                            s[n] = final_scores(params.scale * s[n], bias4, batch, head, row, key, position);
+                            hidden[n] = hides;
+                        }
                     }
                 }
-            }
 
-            // acc += P V over slices of keys.
-            for (var k0 = 0u; k0 < BLOCK_KV; k0 += SLICE_KV) {
-                if (k0 > 0u) {
-                    workgroupBarrier(); // every reader of the previous slice is done
-                }
-                for (var item = lane; item < SLICE_KV * V_STRIDE; item += THREADS) {
-                    let key = first_key + k0 + item / V_STRIDE;
-                    let column = 4u * (item % V_STRIDE);
-                    var four = vec4(0.0);
+                // The rows' maxima so far: of this thread's keys, then over the threads that share the rows.
+                // @unroll
+                for (var i = 0u; i < ROW_VECS; i++) {
+                    var largest = row_max[i];
                     // @unroll
                     for (var c = 0u; c < 4u; c++) {
-                        let inside = key < sequence.kv_len && column + c < params.value_dim;
-                        four[c] = select(0.0, v_at(select(0u, v_base + key * params.v.row + column + c, inside)), inside);
+                        // @unroll
+                        for (var j = 0u; j < KEY_VECS; j++) {
+                            let seen = select(s[(4u * i + c) * KEY_VECS + j], vec4(LOWEST), hidden[(4u * i + c) * KEY_VECS + j]);
+                            largest[c] = max(largest[c], max(max(seen.x, seen.y), max(seen.z, seen.w)));
+                        }
                     }
-                    sh_stage[item] = four;
+                    sh_p[x * P_STRIDE + i * TY + y] = largest;
                 }
                 workgroupBarrier();
-                // Two loops, of which one runs no time: what masks cost is paid by masked tiles alone.
-                for (var key = 0u; key < select(SLICE_KV, 0u, masked); key++) {
+                var rescale: array<vec4<f32>, ROW_VECS>;
+                // @unroll
+                for (var i = 0u; i < ROW_VECS; i++) {
+                    var largest = row_max[i];
+                    for (var other = 0u; other < TX; other++) {
+                        largest = max(largest, sh_p[other * P_STRIDE + i * TY + y]);
+                    }
+                    rescale[i] = rescale_of(row_max[i], largest);
+                    row_max[i] = largest;
+                    part_sum[i] *= rescale[i];
+                }
+                workgroupBarrier(); // the maxima are read: sh_p may take P
+
+                // P = e^(S - m), stored transposed: a vec4 holds four rows' weights of one key.
+                // @unroll
+                for (var i = 0u; i < ROW_VECS; i++) {
                     // @unroll
-                    for (var i = 0u; i < ROW_VECS; i++) {
-                        let p4 = sh_p[(k0 + key) * P_STRIDE + i * TY + y];
+                    for (var c = 0u; c < 4u; c++) {
                         // @unroll
-                        for (var j = 0u; j < COL_VECS; j++) {
-                            let v4 = sh_stage[key * V_STRIDE + j * TX + x];
+                        for (var j = 0u; j < KEY_VECS; j++) {
+                            let score = s[(4u * i + c) * KEY_VECS + j];
+                            let below = (score - vec4(row_max[i][c])) * LOG2_E;
+                            // Of a NaN, and of an infinite score below itself.
+                            let is_nan = (bitcast<vec4<u32>>(below) & vec4(0x7fffffffu)) > vec4(0x7f800000u);
+                            let weight = select(exp2(max(below, vec4(-200.0))), below, is_nan);
+                            let seen = select(weight, vec4(0.0), hidden[(4u * i + c) * KEY_VECS + j]);
+                            part_sum[i][c] += (seen.x + seen.y) + (seen.z + seen.w);
+                            s[(4u * i + c) * KEY_VECS + j] = select(weight, vec4(MASKED), hidden[(4u * i + c) * KEY_VECS + j]);
+                        }
+                    }
+                    // @unroll
+                    for (var j = 0u; j < KEY_VECS; j++) {
+                        // @unroll
+                        for (var c = 0u; c < 4u; c++) {
+                            let key = 4u * (j * TX + x) + c;
+                            sh_p[key * P_STRIDE + i * TY + y] = vec4(
+                                s[(4u * i + 0u) * KEY_VECS + j][c],
+                                s[(4u * i + 1u) * KEY_VECS + j][c],
+                                s[(4u * i + 2u) * KEY_VECS + j][c],
+                                s[(4u * i + 3u) * KEY_VECS + j][c],
+                            );
+                        }
+                    }
+                }
+
+                // P V over slices of keys.
+                var tile_acc: array<vec4<f32>, 4u * ROW_VECS * COL_VECS>;
+                for (var k0 = 0u; k0 < BLOCK_KV; k0 += SLICE_KV) {
+                    if (k0 > 0u) {
+                        workgroupBarrier(); // every reader of the previous slice is done
+                    }
+                    for (var item = lane; item < SLICE_KV * V_STRIDE; item += THREADS) {
+                        let key = first_key + k0 + item / V_STRIDE;
+                        let column = 4u * (item % V_STRIDE);
+                        var four = vec4(0.0);
+                        // @unroll
+                        for (var c = 0u; c < 4u; c++) {
+                            let inside = key < sequence.kv_len && column + c < params.value_dim;
+                            four[c] = select(0.0, v_at(select(0u, v_base + key * params.v.row + column + c, inside)), inside);
+                        }
+                        sh_stage[item] = four;
+                    }
+                    workgroupBarrier();
+                    // Two loops, of which one runs no time: what masks cost is paid by masked tiles alone.
+                    for (var key = 0u; key < select(SLICE_KV, 0u, masked); key++) {
+                        // @unroll
+                        for (var i = 0u; i < ROW_VECS; i++) {
+                            let p4 = sh_p[(k0 + key) * P_STRIDE + i * TY + y];
                             // @unroll
-                            for (var c = 0u; c < 4u; c++) {
-                                acc[(4u * i + c) * COL_VECS + j] = fma(vec4(p4[c]), v4, acc[(4u * i + c) * COL_VECS + j]);
+                            for (var j = 0u; j < COL_VECS; j++) {
+                                let v4 = sh_stage[key * V_STRIDE + j * TX + x];
+                                // @unroll
+                                for (var c = 0u; c < 4u; c++) {
+                                    tile_acc[(4u * i + c) * COL_VECS + j] = fma(vec4(p4[c]), v4, tile_acc[(4u * i + c) * COL_VECS + j]);
+                                }
+                            }
+                        }
+                    }
+                    for (var key = 0u; key < select(0u, SLICE_KV, masked); key++) {
+                        // @unroll
+                        for (var i = 0u; i < ROW_VECS; i++) {
+                            let p4 = sh_p[(k0 + key) * P_STRIDE + i * TY + y];
+                            // @unroll
+                            for (var j = 0u; j < COL_VECS; j++) {
+                                let v4 = sh_stage[key * V_STRIDE + j * TX + x];
+                                // @unroll
+                                for (var c = 0u; c < 4u; c++) {
+                                    let sum = tile_acc[(4u * i + c) * COL_VECS + j];
+                                    tile_acc[(4u * i + c) * COL_VECS + j] = select(fma(vec4(p4[c]), v4, sum), sum, p4[c] == MASKED);
+                                }
                             }
                         }
                     }
                 }
-                for (var key = 0u; key < select(0u, SLICE_KV, masked); key++) {
+                // @unroll
+                for (var i = 0u; i < ROW_VECS; i++) {
                     // @unroll
-                    for (var i = 0u; i < ROW_VECS; i++) {
-                        let p4 = sh_p[(k0 + key) * P_STRIDE + i * TY + y];
+                    for (var c = 0u; c < 4u; c++) {
                         // @unroll
                         for (var j = 0u; j < COL_VECS; j++) {
-                            let v4 = sh_stage[key * V_STRIDE + j * TX + x];
-                            // @unroll
-                            for (var c = 0u; c < 4u; c++) {
-                                let sum = acc[(4u * i + c) * COL_VECS + j];
-                                acc[(4u * i + c) * COL_VECS + j] = select(fma(vec4(p4[c]), v4, sum), sum, p4[c] == MASKED);
-                            }
+                            let n = (4u * i + c) * COL_VECS + j;
+                            part_acc[n] = fma(part_acc[n], vec4(rescale[i][c]), tile_acc[n]);
                         }
                     }
+                }
+            }
+            tile++;
+        }
+        // @unroll
+        for (var i = 0u; i < ROW_VECS; i++) {
+            let rescale = rescale_of(acc_max[i], row_max[i]);
+            acc_max[i] = row_max[i];
+            row_sum[i] = fma(row_sum[i], rescale, part_sum[i]);
+            // @unroll
+            for (var c = 0u; c < 4u; c++) {
+                // @unroll
+                for (var j = 0u; j < COL_VECS; j++) {
+                    let n = (4u * i + c) * COL_VECS + j;
+                    acc[n] = select(part_acc[n], fma(acc[n], vec4(rescale[c]), part_acc[n]), PARTS);
                 }
             }
         }

@@ -9,7 +9,7 @@
 //           first_row + r*LANES + lane, r < ROWS, whole, with their Q and their output. It walks the keys LANES at a time; a lane
 //           reads K and V of the key first_key + lane, and subgroupBroadcast gives each element to all.
 // Budget    0 bytes of workgroup memory.
-// Registers Rows: q HEAD_DIM, acc VALUE_DIM, scores LANES, m and l; f32: k HEAD_DIM, v V_WIDTH. Far more than a GPU's invocation has:
+// Registers Rows: q HEAD_DIM, acc VALUE_DIM and as many for a part of it, scores LANES, m and l; f32: k HEAD_DIM, v V_WIDTH. Far more than a GPU's invocation has:
 //           it's for devices whose registers spill to a cache that is as quick, that is to software devices.
 // Barriers  None.
 // Numerics  As flash_fwd. A masked key has a score of -inf, put there by its bits, hence the weight 0. In tiles with masked keys numbers
@@ -33,6 +33,9 @@ const LANE_BITS: u32 = (1u << LANES) - 1u;
 // How many keys' scores, and columns of the output, are summed side by side: as many as there are registers for.
 const KEYS_AT_ONCE: u32 = 4u;
 const COLUMNS_AT_ONCE: u32 = min(2u, V_WIDTH);
+// Dimensions, and tiles, whose terms are summed apart from those before: see flash_fwd.
+const PART_DIMS: u32 = max(16u, K_WIDTH);
+const PART_TILES: u32 = 64u;
 // Columns that are stored side by side.
 const OUT_WIDTH: u32 = max(4u, V_WIDTH);
 const ACC_COLUMNS: u32 = (VALUE_DIM + OUT_WIDTH - 1u) / OUT_WIDTH * OUT_WIDTH;
@@ -98,6 +101,12 @@ fn words_turned(words: RowWords, last: u32) -> RowWords {
     return turned;
 }
 
+// What the rows' sums are worth after their maxima have risen. From LOWEST the difference may overflow; any exponent below -150 rescales
+// to 0. An infinite maximum is no less than itself.
+fn rescale_of(before: Rows, after: Rows) -> Rows {
+    return select(exp2(max((before - after) * LOG2_E, Rows(-200.0))), Rows(1.0), before == after);
+}
+
 // Those of infinities and NaN are INF_BITS, all others' less.
 fn exponent_bits(x: f32) -> i32 {
     return bitcast<i32>(x) & i32(INF_BITS);
@@ -151,167 +160,188 @@ fn flash_fwd_broadcast(
     }
 
     let start = row_start(head);
-    var row_max = Rows(start.x);
+    var row_max = Rows(start.x); // so far
+    var acc_max = Rows(start.x); // when the last part was added to row_sum and acc
     var row_sum = Rows(start.y);
     var acc: array<Rows, ACC_COLUMNS>;
     var keep: RowWords; // of the 32 keys round the tile
     var all_kept = true; // no number of V that isn't finite in a tile with masked keys
-    for (var tile = tiles.first; tile < tiles.end; tile++) {
-        if (KEEP_WORDS) {
-            // On to the next tile that masks that are a table or a function leave something of. Behind the last nothing is visible.
-            for (; tile < tiles.end; tile++) {
-                let is_new = tile == tiles.first || tile % (32u / LANES) == 0u;
-                // A loop of no time or one is left at once on devices that run both sides of an `if`.
-                for (var once = 0u; once < select(0u, 1u, is_new); once++) {
-                    for (var r = 0u; r < ROWS; r++) {
-                        let row = own_row + r * LANES;
-                        let word = keep_word(batch, head, min(row, last_row), tile * LANES / 32u * 32u, sequence);
-                        keep = words_turned(keep, select(0u, word, row < q_len));
+    for (var tile = tiles.first; tile < tiles.end;) {
+        var part_sum = Rows(0.0);
+        var part_acc: array<Rows, ACC_COLUMNS>;
+        for (var n_tiles = 0u; n_tiles < PART_TILES && tile < tiles.end; n_tiles++) {
+            if (KEEP_WORDS) {
+                // On to the next tile that masks that are a table or a function leave something of. Behind the last nothing is visible.
+                for (; tile < tiles.end; tile++) {
+                    let is_new = tile == tiles.first || tile % (32u / LANES) == 0u;
+                    // A loop of no time or one is left at once on devices that run both sides of an `if`.
+                    for (var once = 0u; once < select(0u, 1u, is_new); once++) {
+                        for (var r = 0u; r < ROWS; r++) {
+                            let row = own_row + r * LANES;
+                            let word = keep_word(batch, head, min(row, last_row), tile * LANES / 32u * 32u, sequence);
+                            keep = words_turned(keep, select(0u, word, row < q_len));
+                        }
                     }
-                }
-                var kept = 0u;
-                // @unroll
-                for (var r = 0u; r < ROWS; r++) {
-                    kept |= keep[r];
-                }
-                if (subgroupAny(((kept >> (tile * LANES % 32u)) & LANE_BITS) != 0u)) {
-                    break;
+                    var kept = 0u;
+                    // @unroll
+                    for (var r = 0u; r < ROWS; r++) {
+                        kept |= keep[r];
+                    }
+                    if (subgroupAny(((kept >> (tile * LANES % 32u)) & LANE_BITS) != 0u)) {
+                        break;
+                    }
                 }
             }
-        }
-        let first_key = tile * LANES;
-        let masked = next_masked(tile, tiles) == tile;
-        let own_key = min(first_key + lane, last_key);
+            let first_key = tile * LANES;
+            let masked = next_masked(tile, tiles) == tile;
+            let own_key = min(first_key + lane, last_key);
 
-        // S = Q K^T, each chunk of K read right before its first use.
-        let k_row = k_base + own_key * params.k.row;
-        var k: array<f32, HEAD_DIM>;
-        var s: array<Rows, LANES>;
-        // @unroll
-        for (var first = 0u; first < LANES; first += KEYS_AT_ONCE) {
+            // S = Q K^T, each chunk of K read right before its first use.
+            let k_row = k_base + own_key * params.k.row;
+            var k: array<f32, HEAD_DIM>;
+            var s: array<Rows, LANES>;
             // @unroll
-            for (var d = 0u; d < HEAD_DIM; d += K_WIDTH) {
-                if (first == 0u) {
-                    let chunk = k_read(k_row + d);
-                    // @unroll
-                    for (var e = 0u; e < K_WIDTH; e++) {
-                        k[d + e] = chunk[e];
-                    }
-                }
+            for (var first = 0u; first < LANES; first += KEYS_AT_ONCE) {
                 // @unroll
-                for (var e = 0u; e < K_WIDTH; e++) {
+                for (var d0 = 0u; d0 < HEAD_DIM; d0 += PART_DIMS) {
+                    var part: array<Rows, KEYS_AT_ONCE>;
+                    // @unroll
+                    for (var d = d0; d < min(d0 + PART_DIMS, HEAD_DIM); d += K_WIDTH) {
+                        if (first == 0u) {
+                            let chunk = k_read(k_row + d);
+                            // @unroll
+                            for (var e = 0u; e < K_WIDTH; e++) {
+                                k[d + e] = chunk[e];
+                            }
+                        }
+                        // @unroll
+                        for (var e = 0u; e < K_WIDTH; e++) {
+                            // @unroll
+                            for (var n = 0u; n < KEYS_AT_ONCE; n++) {
+                                part[n] = fma(q[d + e], Rows(subgroupBroadcast(k[d + e], first + n)), part[n]);
+                            }
+                        }
+                    }
                     // @unroll
                     for (var n = 0u; n < KEYS_AT_ONCE; n++) {
-                        s[first + n] = fma(q[d + e], Rows(subgroupBroadcast(k[d + e], first + n)), s[first + n]);
+                        s[first + n] += part[n];
                     }
                 }
             }
-        }
 
-        // Scores as they count.
-        // @unroll
-        for (var n = 0u; n < LANES; n++) {
-            s[n] *= scale;
-        }
-        for (var r = 0u; r < select(0u, ROWS, CHANGED); r++) {
-            let row = own_row + r * LANES;
-            // @unroll
-            for (var n = 0u; n < LANES; n += 4u) {
-                let key = first_key + n;
-                var bias4 = vec4(0.0);
-                if (BIAS) {
-                    let bias_row = bias_base + min(row, last_row) * params.bias.row;
-                    bias4 = bias_of(bias_row + key * params.bias_key, sequence.kv_len - min(key, sequence.kv_len));
-                }
-                let four = vec4(s[n].x, s[n + 1u].x, s[n + 2u].x, s[n + 3u].x);
-                let final4 = final_scores(four, bias4, batch, head, row, key, i32(row) + offset);
-                // @unroll
-                for (var e = 0u; e < 4u; e++) {
-                    s[n + e] = turned(s[n + e], final4[e]);
-                }
-            }
-        }
-        for (var r = 0u; r < select(0u, ROWS, masked); r++) {
-            let row = own_row + r * LANES;
-            var bits = bits_seen(i32(row) + offset, first_key, kv_len);
-            if (KEEP_WORDS) {
-                bits &= keep.x >> (first_key % 32u);
-                keep = words_turned(keep, keep.x);
-            }
-            if (BIAS) {
-                bits &= bits_biased(bias_base + min(row, last_row) * params.bias.row, first_key, sequence.kv_len);
-            }
+            // Scores as they count.
             // @unroll
             for (var n = 0u; n < LANES; n++) {
-                let kept = bitcast<f32>(select(NEG_INF_BITS, bitcast<u32>(s[n].x), (bits & (1u << n)) != 0u));
-                s[n] = turned(s[n], kept);
+                s[n] *= scale;
             }
-        }
-
-        // The rows' maxima so far, and P = e^(S - m).
-        var largest = row_max;
-        // @unroll
-        for (var n = 0u; n < LANES; n++) {
-            largest = max(largest, s[n]);
-        }
-        var poison = Rows(0.0); // NaN if any score is, or if one is infinite: below itself
-        // @unroll
-        for (var n = 0u; n < LANES; n++) {
-            s[n] = (s[n] - largest) * LOG2_E;
-            poison += s[n];
-        }
-        let is_nan = (bitcast<RowWords>(poison) & RowWords(0x7fffffffu)) > RowWords(INF_BITS);
-        // From LOWEST the difference may overflow; any exponent below -150 rescales to 0. An infinite maximum is no less than itself.
-        let lowered = exp2(max((row_max - largest) * LOG2_E, Rows(-200.0)));
-        let rescale = select(select(lowered, Rows(1.0), row_max == largest), poison, is_nan);
-        row_max = largest;
-        row_sum *= rescale;
-        // @unroll
-        for (var n = 0u; n < LANES; n++) {
-            s[n] = exp2(max(s[n], Rows(-200.0)));
-            row_sum += s[n];
-        }
-
-        // acc = acc e^(m - m') + P V, each chunk of V read right before its use.
-        let v_row = v_base + own_key * params.v.row;
-        var pin = 0u; // always 0
-        let kept_below = select(0x7fffffff, i32(INF_BITS), masked);
-        // @unroll
-        for (var c = 0u; c < VALUE_DIM; c += V_WIDTH) {
-            var chunk = v_read(v_row + c + pin);
-            // @unroll
-            for (var e = 0u; e < V_WIDTH; e++) {
-                let kept = exponent_bits(chunk[e]) < kept_below;
-                all_kept = all_kept && kept;
-                chunk[e] = select(0.0, chunk[e], kept);
-            }
-            // @unroll
-            for (var first = 0u; first < V_WIDTH; first += COLUMNS_AT_ONCE) {
+            for (var r = 0u; r < select(0u, ROWS, CHANGED); r++) {
+                let row = own_row + r * LANES;
                 // @unroll
-                for (var e = 0u; e < COLUMNS_AT_ONCE; e++) {
-                    acc[c + first + e] *= rescale;
+                for (var n = 0u; n < LANES; n += 4u) {
+                    let key = first_key + n;
+                    var bias4 = vec4(0.0);
+                    if (BIAS) {
+                        let bias_row = bias_base + min(row, last_row) * params.bias.row;
+                        bias4 = bias_of(bias_row + key * params.bias_key, sequence.kv_len - min(key, sequence.kv_len));
+                    }
+                    let four = vec4(s[n].x, s[n + 1u].x, s[n + 2u].x, s[n + 3u].x);
+                    let final4 = final_scores(four, bias4, batch, head, row, key, i32(row) + offset);
+                    // @unroll
+                    for (var e = 0u; e < 4u; e++) {
+                        s[n + e] = turned(s[n + e], final4[e]);
+                    }
+                }
+            }
+            for (var r = 0u; r < select(0u, ROWS, masked); r++) {
+                let row = own_row + r * LANES;
+                var bits = bits_seen(i32(row) + offset, first_key, kv_len);
+                if (KEEP_WORDS) {
+                    bits &= keep.x >> (first_key % 32u);
+                    keep = words_turned(keep, keep.x);
+                }
+                if (BIAS) {
+                    bits &= bits_biased(bias_base + min(row, last_row) * params.bias.row, first_key, sequence.kv_len);
                 }
                 // @unroll
                 for (var n = 0u; n < LANES; n++) {
-                    // @unroll
-                    for (var e = 0u; e < COLUMNS_AT_ONCE; e++) {
-                        acc[c + first + e] = fma(s[n], Rows(subgroupBroadcast(chunk[first + e], n)), acc[c + first + e]);
-                    }
+                    let kept = bitcast<f32>(select(NEG_INF_BITS, bitcast<u32>(s[n].x), (bits & (1u << n)) != 0u));
+                    s[n] = turned(s[n], kept);
                 }
             }
-            // The next read waits for these sums. Else Mesa 25 moves all sums behind all reads, which is more than there are registers
-            // for, and takes a fifth longer. last_pass is 0 or 1, which no compiler knows.
-            var bits = RowWords(0u);
+
+            // The rows' maxima so far, and P = e^(S - m).
+            var largest = row_max;
             // @unroll
-            for (var e = 0u; e < V_WIDTH; e++) {
-                bits |= bitcast<RowWords>(acc[c + e]);
+            for (var n = 0u; n < LANES; n++) {
+                largest = max(largest, s[n]);
             }
-            var all = 0u;
+            var poison = Rows(0.0); // NaN if any score is, or if one is infinite: below itself
             // @unroll
-            for (var r = 0u; r < ROWS; r++) {
-                all |= bits[r];
+            for (var n = 0u; n < LANES; n++) {
+                s[n] = (s[n] - largest) * LOG2_E;
+                poison += s[n];
             }
-            pin = all & (params.last_pass >> 1u);
+            let is_nan = (bitcast<RowWords>(poison) & RowWords(0x7fffffffu)) > RowWords(INF_BITS);
+            let rescale = select(rescale_of(row_max, largest), poison, is_nan);
+            row_max = largest;
+            var tile_sum = Rows(0.0);
+            // @unroll
+            for (var n = 0u; n < LANES; n++) {
+                s[n] = exp2(max(s[n], Rows(-200.0)));
+                tile_sum += s[n];
+            }
+            part_sum = fma(part_sum, rescale, tile_sum);
+
+            // acc = acc e^(m - m') + P V, each chunk of V read right before its use.
+            let v_row = v_base + own_key * params.v.row;
+            var pin = 0u; // always 0
+            let kept_below = select(0x7fffffff, i32(INF_BITS), masked);
+            // @unroll
+            for (var c = 0u; c < VALUE_DIM; c += V_WIDTH) {
+                var chunk = v_read(v_row + c + pin);
+                // @unroll
+                for (var e = 0u; e < V_WIDTH; e++) {
+                    let kept = exponent_bits(chunk[e]) < kept_below;
+                    all_kept = all_kept && kept;
+                    chunk[e] = select(0.0, chunk[e], kept);
+                }
+                // @unroll
+                for (var first = 0u; first < V_WIDTH; first += COLUMNS_AT_ONCE) {
+                    var tile_acc: array<Rows, COLUMNS_AT_ONCE>;
+                    // @unroll
+                    for (var n = 0u; n < LANES; n++) {
+                        // @unroll
+                        for (var e = 0u; e < COLUMNS_AT_ONCE; e++) {
+                            tile_acc[e] = fma(s[n], Rows(subgroupBroadcast(chunk[first + e], n)), tile_acc[e]);
+                        }
+                    }
+                    // @unroll
+                    for (var e = 0u; e < COLUMNS_AT_ONCE; e++) {
+                        part_acc[c + first + e] = fma(part_acc[c + first + e], rescale, tile_acc[e]);
+                    }
+                }
+                // The next read waits for these sums. Else Mesa 25 moves all sums behind all reads, which is more than there are registers
+                // for, and takes a fifth longer. last_pass is 0 or 1, which no compiler knows.
+                var bits = RowWords(0u);
+                // @unroll
+                for (var e = 0u; e < V_WIDTH; e++) {
+                    bits |= bitcast<RowWords>(part_acc[c + e]);
+                }
+                var all = 0u;
+                // @unroll
+                for (var r = 0u; r < ROWS; r++) {
+                    all |= bits[r];
+                }
+                pin = all & (params.last_pass >> 1u);
+            }
+            tile++;
+        }
+        let rescale = rescale_of(acc_max, row_max);
+        acc_max = row_max;
+        row_sum = fma(row_sum, rescale, part_sum);
+        // @unroll
+        for (var c = 0u; c < VALUE_DIM; c++) {
+            acc[c] = fma(acc[c], rescale, part_acc[c]);
         }
     }
 

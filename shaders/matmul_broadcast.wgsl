@@ -6,10 +6,10 @@
 //           rows first_row + r*LANES + lane, r < ROWS. It walks k SLICE_K at a time; a lane reads its rows' part of A, and its share of
 //           the slice of B, and subgroupBroadcast gives each element of that to all.
 // Budget    0 bytes of workgroup memory.
-// Registers f32: acc ROWS * COLUMNS, a ROWS * SLICE_K, b READ_COLUMNS * SLICE_K / LANES. As flash_fwd_broadcast it's for software devices.
+// Registers f32: acc and a part of it ROWS * COLUMNS each, a ROWS * SLICE_K, b READ_COLUMNS * SLICE_K / LANES. As flash_fwd_broadcast it's for software devices.
 // Barriers  None.
-// Numerics  As matmul: all f32, products summed in the order of k; rows, columns and k past the end count as zeros, and nothing is added
-//           beyond a row's reach.
+// Numerics  As matmul: all f32, products summed in the order of k, in parts; rows, columns and k past the end count as zeros, and
+//           nothing is added beyond a row's reach.
 // Source    As matmul. Why broadcasts: see flash_fwd_broadcast.
 
 const LANES: u32 = 8u; // @spec
@@ -19,6 +19,7 @@ const SLICE_K: u32 = 8u; // @spec
 const ADDS: bool = false; // @spec to what c holds: a dispatch over later k
 
 const ROWS: u32 = 4u * ROW_VECS;
+const PART_K: u32 = 128u; // as matmul's
 // A lane reads B_K by B_COLUMNS elements of B at once, one of them 1, and the subgroup a slice of READ_COLUMNS columns.
 const B_K: u32 = 1u; // @spec
 const B_COLUMNS: u32 = 1u; // @spec
@@ -62,51 +63,58 @@ fn matmul_broadcast(
     }
 
     var acc: array<vec4<f32>, COLUMNS * ROW_VECS>; // acc[column * ROW_VECS + row vector]
-    for (var k0 = params.first_k; k0 < k_end; k0 += SLICE_K) {
-        var a_slice: array<vec4<f32>, SLICE_K * ROW_VECS>;
-        // @unroll
-        for (var k = 0u; k < SLICE_K; k += A_WIDTH) {
-            // A row's elements lie before the next row's: k past its end is read elsewhere, and not used.
-            let inside = k0 + k < params.k;
+    for (var part_k = params.first_k; part_k < k_end; part_k += PART_K) {
+        var part: array<vec4<f32>, COLUMNS * ROW_VECS>;
+        for (var k0 = part_k; k0 < min(part_k + PART_K, k_end); k0 += SLICE_K) {
+            var a_slice: array<vec4<f32>, SLICE_K * ROW_VECS>;
             // @unroll
-            for (var r = 0u; r < ROWS; r++) {
-                let elements = a_read(select(0u, a_rows[r] + k0 + k, inside));
+            for (var k = 0u; k < SLICE_K; k += A_WIDTH) {
+                // A row's elements lie before the next row's: k past its end is read elsewhere, and not used.
+                let inside = k0 + k < params.k;
                 // @unroll
-                for (var e = 0u; e < A_WIDTH; e++) {
-                    a_slice[(k + e) * ROW_VECS + r / 4u][r % 4u] = select(0.0, elements[e], inside);
-                }
-            }
-        }
-        let inside = k0 + own_k < params.k;
-        var pin = 0u; // always 0, see params.zero
-        // @unroll
-        for (var first = 0u; first < COLUMNS; first += READ_COLUMNS) {
-            let column = min(own_column + first, last_column);
-            var elements = b_read(select(0u, block.b_base + b_index(k0 + own_k, column), inside) + pin);
-            // @unroll
-            for (var e = 0u; e < B_WIDTH; e++) {
-                elements[e] = select(0.0, elements[e], inside);
-            }
-            // @unroll
-            for (var n = 0u; n < READ_COLUMNS; n++) {
-                // @unroll
-                for (var k = 0u; k < SLICE_K; k++) {
-                    let value = vec4(subgroupBroadcast(elements[k % B_K + n % B_COLUMNS], n / B_COLUMNS * K_LANES + k / B_K));
+                for (var r = 0u; r < ROWS; r++) {
+                    let elements = a_read(select(0u, a_rows[r] + k0 + k, inside));
                     // @unroll
-                    for (var v = 0u; v < ROW_VECS; v++) {
-                        acc[(first + n) * ROW_VECS + v] =
-                            multiply_add(a_slice[k * ROW_VECS + v], value, acc[(first + n) * ROW_VECS + v], k0 + k, reaches[v]);
+                    for (var e = 0u; e < A_WIDTH; e++) {
+                        a_slice[(k + e) * ROW_VECS + r / 4u][r % 4u] = select(0.0, elements[e], inside);
                     }
                 }
             }
-            // The next read waits for these sums. Else Mesa 25 moves all sums behind all reads, which is more than there are registers
-            // for: a product of 1024^3 takes 79 ms in place of 55 (and 48 in place of 52 on Mesa 22.3, which doesn't).
-            var bits = vec4(0u);
+            let inside = k0 + own_k < params.k;
+            var pin = 0u; // always 0, see params.zero
             // @unroll
-            for (var n = 0u; n < READ_COLUMNS * ROW_VECS; n++) {
-                bits |= bitcast<vec4<u32>>(acc[first * ROW_VECS + n]);
+            for (var first = 0u; first < COLUMNS; first += READ_COLUMNS) {
+                let column = min(own_column + first, last_column);
+                var elements = b_read(select(0u, block.b_base + b_index(k0 + own_k, column), inside) + pin);
+                // @unroll
+                for (var e = 0u; e < B_WIDTH; e++) {
+                    elements[e] = select(0.0, elements[e], inside);
+                }
+                // @unroll
+                for (var n = 0u; n < READ_COLUMNS; n++) {
+                    // @unroll
+                    for (var k = 0u; k < SLICE_K; k++) {
+                        let value = vec4(subgroupBroadcast(elements[k % B_K + n % B_COLUMNS], n / B_COLUMNS * K_LANES + k / B_K));
+                        // @unroll
+                        for (var v = 0u; v < ROW_VECS; v++) {
+                            part[(first + n) * ROW_VECS + v] =
+                                multiply_add(a_slice[k * ROW_VECS + v], value, part[(first + n) * ROW_VECS + v], k0 + k, reaches[v]);
+                        }
+                    }
+                }
+                // The next read waits for these sums. Else Mesa 25 moves all sums behind all reads, which is more than there are registers
+                // for: a product of 1024^3 takes 79 ms in place of 55 (and 48 in place of 52 on Mesa 22.3, which doesn't).
+                var bits = vec4(0u);
+                // @unroll
+                for (var n = 0u; n < READ_COLUMNS * ROW_VECS; n++) {
+                    bits |= bitcast<vec4<u32>>(part[first * ROW_VECS + n]);
+                }
+                pin = (bits.x | bits.y | bits.z | bits.w) & params.zero;
             }
-            pin = (bits.x | bits.y | bits.z | bits.w) & params.zero;
+        }
+        // @unroll
+        for (var n = 0u; n < COLUMNS * ROW_VECS; n++) {
+            acc[n] += part[n];
         }
     }
 

@@ -380,7 +380,7 @@ impl Plan {
         }
     }
 
-    fn tiled(problem: &Problem, facts: &DeviceFacts, mut variant: forward::Variant) -> Result<Self> {
+    fn tiled(problem: &Problem, facts: &DeviceFacts, variant: forward::Variant) -> Result<Self> {
         let (_, kv_len) = problem.longest();
         let iterations = variant.iterations_of_tile(u32::try_from(problem.dims.head_dim).unwrap_or(u32::MAX));
         let tiles = loops_per_pass(iterations, facts.device_type);
@@ -392,7 +392,6 @@ impl Plan {
         let tiles = if tiles < u32::MAX && mods::have_loops(&problem.attention) { 1 } else { tiles };
         let keys_per_pass = tiles.saturating_mul(variant.block_kv());
         let passes = kv_len > keys_per_pass as usize;
-        variant.options_mut().passes = passes;
         if passes && !variant.has_passes() {
             let what = "keys in one pass of a software device, of a kernel that takes one";
             return Err(Error::unsupported(what, kv_len as u64, keys_per_pass.into()));
@@ -404,6 +403,7 @@ impl Plan {
             );
             return Err(Error::unsupported(what, kv_len as u64, keys_per_pass.into()));
         }
+        let variant = variant.for_keys(kv_len, passes);
         let extras = Extras::of(problem, passes)?;
         let why = Why::of(facts);
         Ok(Self { problem: problem.clone(), route: Route::Tiled { variant, keys_per_pass }, extras, why })

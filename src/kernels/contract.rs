@@ -134,9 +134,7 @@ fn kernels() -> &'static [Parsed] {
                             variants.partition(|variant| variant.has_passes());
                         for variant in of_workgroups.into_iter().take(1).chain(of_subgroups) {
                             if problem.storage.o == DType::F32 && variant.has_passes() {
-                                let mut with_passes = variant.clone();
-                                with_passes.options_mut().passes = true;
-                                add(with_passes.kernel());
+                                add(variant.clone().for_keys(0, true).kernel());
                             }
                             if all {
                                 let mut sharing = variant.clone();

@@ -18,6 +18,8 @@ pub(crate) struct Variant {
     pub(crate) col_vecs: u32,
     pub(crate) slice_d: u32,
     pub(crate) slice_kv: u32,
+    /// Tiles whose terms are summed apart from those before; None where all are one part.
+    pub(crate) part_tiles: Option<u32>,
     pub(crate) options: Options,
 }
 
@@ -154,7 +156,7 @@ impl Options {
 impl Default for Variant {
     fn default() -> Self {
         let options = Options::default();
-        Self { tx: 8, ty: 16, row_vecs: 1, key_vecs: 1, col_vecs: 1, slice_d: 16, slice_kv: 16, options }
+        Self { tx: 8, ty: 16, row_vecs: 1, key_vecs: 1, col_vecs: 1, slice_d: 16, slice_kv: 16, part_tiles: None, options }
     }
 }
 
@@ -174,12 +176,20 @@ impl Variant {
     ) -> Option<Self> {
         // Few distinct widths keep the number of pipelines down; the columns past value_dim are zeros.
         let col_vecs = [1, 2, 3, 4, 6, 8, 12, 16].into_iter().find(|vecs| 4 * tx * vecs >= value_dim)?;
-        let tile = Self { tx, ty, row_vecs, key_vecs, col_vecs, slice_d: 0, slice_kv: 0, options };
+        let tile = Self { tx, ty, row_vecs, key_vecs, col_vecs, slice_d: 0, slice_kv: 0, part_tiles: None, options };
         let budget = workgroup_bytes.checked_sub(tile.fixed_bytes())?;
         let slice_d = slice_that_fits(head_dim, 16 * (tile.q_stride() + tile.k_stride()), budget);
         let slice_kv = slice_that_fits(tile.block_kv(), 16 * tile.v_stride(), budget);
         let variant = Self { slice_d, slice_kv, ..tile };
         (variant.workgroup_bytes() <= workgroup_bytes).then_some(variant)
+    }
+
+    /// The same for at most so many keys, all of which one dispatch goes through, or else several.
+    pub(crate) fn for_keys(mut self, kv_len: usize, passes: bool) -> Self {
+        const PART_TILES: u32 = 64;
+        self.part_tiles = (passes || kv_len > (PART_TILES * self.block_kv()) as usize).then_some(PART_TILES);
+        self.options.passes = passes;
+        self
     }
 
     /// Query rows of a workgroup.
@@ -233,7 +243,7 @@ impl Variant {
             (self.block_kv() / self.slice_kv) * (items(self.slice_kv * self.v_stride()) + self.slice_kv + 4) + 1;
         let of_word = if self.options.mask_mod.is_some() { 34 } else { 1 };
         let keep = if self.options.keep_words() { items(self.keep_count()) * of_word } else { 0 };
-        scores.saturating_add(values + self.tx + 3 + keep)
+        scores.saturating_add(values + self.tx + 4 + keep)
     }
 
     /// What the device needs to know.
@@ -249,6 +259,9 @@ impl Variant {
             .spec("SLICE_KV", self.slice_kv);
         for (slot, stored) in [("q", options.q), ("k", options.k), ("v", options.v)] {
             recipe = recipe.slot(slot, stored.alternative());
+        }
+        if let Some(tiles) = self.part_tiles {
+            recipe = recipe.spec("PART_TILES", tiles);
         }
         if options.passes {
             recipe = recipe.spec("PASSES", true);

@@ -83,6 +83,14 @@ impl Variant {
         }
     }
 
+    /// The same for at most so many keys, all of which one dispatch goes through, or else several.
+    pub(crate) fn for_keys(self, kv_len: usize, passes: bool) -> Self {
+        match self {
+            Self::Workgroup(variant) => Self::Workgroup(variant.for_keys(kv_len, passes)),
+            Self::Broadcast(_) => self,
+        }
+    }
+
     /// Whether it can resume where another dispatch of it ended.
     pub(crate) fn has_passes(&self) -> bool {
         matches!(self, Self::Workgroup(_))

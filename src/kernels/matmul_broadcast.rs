@@ -72,9 +72,9 @@ impl Variant {
         self.columns
     }
 
-    /// Loop iterations of an invocation for one slice of k.
+    /// Loop iterations of an invocation for one slice of k: no less than there are, as drivers count.
     pub(crate) fn iterations_of_slice(&self) -> u32 {
-        1
+        2 // itself, and some for a part of several
     }
 
     /// What the device needs to know.

@@ -6,6 +6,7 @@
 //! Each module states the contract that it checks; [`support`] has what they share. The tests of [`smoke`] are the quick ones, for drivers
 //! that are slow.
 
+mod alike;
 mod call;
 mod dims;
 mod errors;
