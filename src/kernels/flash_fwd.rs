@@ -156,7 +156,17 @@ impl Options {
 impl Default for Variant {
     fn default() -> Self {
         let options = Options::default();
-        Self { tx: 8, ty: 16, row_vecs: 1, key_vecs: 1, col_vecs: 1, slice_d: 16, slice_kv: 16, part_tiles: None, options }
+        Self {
+            tx: 8,
+            ty: 16,
+            row_vecs: 1,
+            key_vecs: 1,
+            col_vecs: 1,
+            slice_d: 16,
+            slice_kv: 16,
+            part_tiles: None,
+            options,
+        }
     }
 }
 
