@@ -3,6 +3,8 @@
 use core::fmt;
 use core::str::FromStr;
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -24,7 +26,7 @@ const MAX_BYTES: u64 = 1 << 20;
 /// A choice holds for calls with the same types, `head_dim` and `value_dim`, and with `batch * q_heads`, `q_len` and `kv_len` between the
 /// same powers of two as where it was measured, whatever their masks and options.
 ///
-/// The text is lines: `tilewise tuning 1`; then `device NAME`, as [`crate::Engine::describe_adapter`] says it, and under it
+/// The text is lines: `tilewise tuning 1`; then `device NAME`, as [`crate::Engine::describe_adapter`] says it to the line's end, and under it
 /// `CALLS = VARIANT`, each with a `#` and what was measured behind it. A variant that the library doesn't know (any more) is no error, and
 /// not chosen.
 ///
@@ -109,14 +111,21 @@ impl Tuning {
     /// Reads a file.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it can't be read or isn't a tuning file, with its name and the line.
+    /// [`Error::Invalid`] if it can't be read, or isn't a tuning file or not even a regular file, with its name and the line.
     pub fn load(path: &Path) -> Result<Self> {
         let named = |error: String| Error::invalid(format!("{}: {error}", path.display()));
-        let bytes = std::fs::metadata(path).map_err(|error| named(error.to_string()))?.len();
-        if bytes > MAX_BYTES {
-            return Err(named(format!("{bytes} bytes; accepted: a tuning file, of at most {MAX_BYTES}")));
+        let unreadable = |error: std::io::Error| named(error.to_string());
+        // Before it's opened: a pipe would be waited for.
+        if !std::fs::metadata(path).map_err(unreadable)?.is_file() {
+            return Err(named("not a regular file; accepted: a tuning file".to_string()));
         }
-        let text = std::fs::read_to_string(path).map_err(|error| named(error.to_string()))?;
+        let mut text = String::new();
+        let file = File::open(path).map_err(unreadable)?;
+        // Whatever length it's said to have: the files of /proc say 0.
+        let bytes = file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(unreadable)?;
+        if bytes as u64 > MAX_BYTES {
+            return Err(named(format!("over {MAX_BYTES} bytes; accepted: a tuning file, of at most so many")));
+        }
         text.parse().map_err(|error| match error {
             Error::Invalid(message) => named(message),
             error => error,
@@ -125,7 +134,7 @@ impl Tuning {
 
     /// The choices for a device, by the name that [`crate::Engine::describe_adapter`] gives it.
     pub fn choices(&self, device: &str) -> Arc<Choices> {
-        self.devices.get(device).cloned().unwrap_or_default()
+        self.devices.get(&one_line(device)).cloned().unwrap_or_default()
     }
 
     /// Keeps a kernel and tile as the choice for calls like a problem, in place of what there was.
@@ -158,19 +167,21 @@ impl FromStr for Tuning {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let mut lines = (1..).zip(text.lines());
+        // Some editors begin a file with a byte order mark.
+        let mut lines = (1..).zip(text.trim_start_matches('\u{feff}').lines());
         if lines.next().is_none_or(|(_, line)| line.trim() != FORMAT) {
             return Err(Error::invalid(format!("not a tuning file; accepted: {FORMAT:?} as the first line")));
         }
         let mut tuning = Self::default();
         let mut device = None;
         for (number, line) in lines {
-            let (line, note) = line.split_once('#').unwrap_or((line, ""));
-            if line.trim().is_empty() {
-                continue;
-            }
+            // A name may have a # in it.
             if let Some(name) = line.trim().strip_prefix("device ") {
                 device = Some(tuning.devices.entry(one_line(name)).or_default());
+                continue;
+            }
+            let (line, note) = line.split_once('#').unwrap_or((line, ""));
+            if line.trim().is_empty() {
                 continue;
             }
             let (Some(device), Some((calls, tile))) = (&mut device, line.split_once('=')) else {
@@ -216,6 +227,32 @@ mod tests {
         }
         let elsewhere = DeviceFacts { choices: tuning.choices("another device"), ..facts.clone() };
         assert_eq!(Plan::new(&problem(4, 2000), &elsewhere, plan::Path::Auto).unwrap().tile(), preferred.tile());
+    }
+
+    /// Drivers name devices as they like, and some tell nothing of themselves.
+    #[test]
+    fn a_device_is_found_by_any_name() {
+        let plan = Plan::candidates(&problem(4, 2000), &DeviceFacts::default()).unwrap().pop().unwrap();
+        for name in ["GPU #1", "GPU (IntegratedGpu, Metal,  )", " x\ty ", "device x", "a = b # c"] {
+            let mut tuning = Tuning::default();
+            tuning.choose(name, &plan, "2 ms").unwrap();
+            let reread: Tuning = tuning.to_string().parse().unwrap();
+            assert_eq!(reread, tuning);
+            assert_eq!(reread.choices(name).len(), 1, "{name}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_file_is_not_waited_for() {
+        let error = |path: &str| Tuning::load(Path::new(path)).unwrap_err().to_string();
+        assert!(error("/dev/zero").contains("not a regular file") || cfg!(not(unix)));
+        assert!(error(".").contains("not a regular file"));
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("long.txt");
+        std::fs::write(&path, format!("{FORMAT}\n{}", "#".repeat(1 << 20))).unwrap();
+        assert!(Tuning::load(&path).unwrap_err().to_string().contains("over 1048576 bytes"));
+        std::fs::write(&path, format!("\u{feff}{FORMAT}\ndevice x\n")).unwrap();
+        assert_eq!(Tuning::load(&path).map(|tuning| tuning.devices.len()), Ok(1));
     }
 
     #[test]

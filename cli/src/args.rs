@@ -105,16 +105,21 @@ impl Common {
 
     /// Whether a flag speaks of an adapter: what needs no device takes one then.
     pub(crate) fn wants_adapter(&self) -> bool {
-        self.adapter.is_some() || self.no_subgroups || self.limits == Some(Limits::Adapter)
+        let of_adapter = matches!(self.tuning(), TuningChoice::File(_));
+        of_adapter || self.adapter.is_some() || self.no_subgroups || self.limits == Some(Limits::Adapter)
+    }
+
+    fn tuning(&self) -> TuningChoice {
+        match &self.tuning {
+            None => TuningChoice::Cache,
+            Some(path) if path.as_os_str() == "none" => TuningChoice::None,
+            Some(path) => TuningChoice::File(path.clone()),
+        }
     }
 
     /// Opens the adapter that was asked for.
     pub(crate) fn engine(&self) -> Result<Engine> {
-        self.engine_tuned_by(match &self.tuning {
-            None => TuningChoice::Cache,
-            Some(path) if path.as_os_str() == "none" => TuningChoice::None,
-            Some(path) => TuningChoice::File(path.clone()),
-        })
+        self.engine_tuned_by(self.tuning())
     }
 
     /// Whether a flag speaks of choices of variants.

@@ -74,7 +74,7 @@ pub(crate) fn amounts(what: &str, needed: u64, available: u64) -> [String; 2] {
 }
 
 /// A file to be written at the end of a run, checked before it.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct OutFile(PathBuf);
 
 impl OutFile {

@@ -104,7 +104,10 @@ pub(crate) fn instance() -> wgpu::Instance {
 
 /// One line that names an adapter.
 pub(crate) fn describe(info: &wgpu::AdapterInfo) -> String {
-    format!("{} ({:?}, {:?}, {} {})", info.name, info.device_type, info.backend, info.driver, info.driver_info)
+    let of_driver = [&*info.driver, &*info.driver_info].map(str::trim);
+    let of_driver: Vec<_> = of_driver.into_iter().filter(|text| !text.is_empty()).collect();
+    let driver = if of_driver.is_empty() { String::new() } else { format!(", {}", of_driver.join(" ")) };
+    format!("{} ({:?}, {:?}{driver})", info.name, info.device_type, info.backend)
 }
 
 impl Gpu {

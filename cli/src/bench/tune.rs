@@ -75,27 +75,36 @@ pub(crate) fn run(args: &TuneArgs, common: &Common) -> Result<()> {
         "--tuning with tune; accepted: none, it measures all variants, and --save names its file"
     );
     let specs = args.shapes.specs(Kind::Forward, &DEFAULTS)?;
+    for spec in &specs {
+        ensure!(
+            spec.problem()?.flops() > 0,
+            "q_len {}, kv_len {}, {}: nothing to measure; accepted: sizes of 1 or more",
+            spec.q_len,
+            spec.kv_len,
+            spec.shape()
+        );
+    }
     let target = if args.dry_run { None } else { Some(target(args.save.as_ref())?) };
     // Better now than after minutes of measuring.
     let file = target.as_deref().map(OutFile::check).transpose()?;
-    let mut tuning = match &target {
-        Some(path) if path.exists() => Tuning::load(path).context("what is saved there would be lost")?,
-        _ => Tuning::default(),
-    };
+    saved(target.as_ref())?;
     let engine = common.engine_tuned_by(TuningChoice::None)?;
     let device = engine.describe_adapter();
     let progress = Progress::new();
-    let mut rows = Vec::new();
+    let (mut rows, mut choices) = (Vec::new(), Vec::new());
     for spec in &specs {
         let (row, plan) = tune(&engine, spec, &progress)
             .with_context(|| format!("q_len {}, kv_len {}, {}", spec.q_len, spec.kv_len, spec.shape()))?;
-        if let Some(plan) = plan {
-            tuning.choose(&device, &plan, &row.note())?;
-        }
+        choices.extend(plan.map(|plan| (plan, row.note())));
         rows.push(row);
     }
     drop(progress);
     if let Some(file) = file {
+        // As it is now: another `tune` may have saved meanwhile.
+        let mut tuning = saved(target.as_ref())?;
+        for (plan, note) in &choices {
+            tuning.choose(&device, plan, note)?;
+        }
         file.write(tuning.to_string().as_bytes())?;
     }
     let report = Report { device, file: target, rows };
@@ -103,6 +112,14 @@ pub(crate) fn run(args: &TuneArgs, common: &Common) -> Result<()> {
     let wrong = report.rows.iter().flat_map(|row| &row.variants).filter(|variant| variant.wrong.is_some()).count();
     ensure!(wrong == 0, "{wrong} results were wrong; none of them was chosen");
     Ok(())
+}
+
+/// What is in the file already.
+fn saved(target: Option<&PathBuf>) -> Result<Tuning> {
+    match target {
+        Some(path) if path.exists() => Ok(Tuning::load(path).context("what is saved there would be lost")?),
+        _ => Ok(Tuning::default()),
+    }
 }
 
 /// The file asked for, or the library's own, whose folder is made.

@@ -73,4 +73,11 @@ fn what_is_no_tuning_file_is_left_alone() {
     assert!(refused.error().contains("notes.txt: not a tuning file"), "{refused:?}");
     let refused = tilewise(["tune", "--tuning=none"]);
     assert!(refused.error().contains("--tuning with tune"), "{refused:?}");
+    // Calls alike are told by powers of two, among which there is no 0.
+    let refused = tilewise(["tune", "--dry-run", "--q-len=0", "--kv-len=8"]);
+    assert!(refused.error().contains("nothing to measure"), "{refused:?}");
+    if cfg!(unix) {
+        let refused = tilewise(["info", "--tuning=/dev/zero"]);
+        assert!(refused.error().contains("not a regular file"), "{refused:?}");
+    }
 }
