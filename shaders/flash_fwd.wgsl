@@ -64,6 +64,7 @@ const MASKED: f32 = -1.0;
 // @include stored as q = f32
 // @include stored as k = f32
 // @include stored as v = f32
+const OUT_BINDING: u32 = 4u;
 // @include out = f32
 @group(0) @binding(5) var<storage, read_write> lse: array<u32>;
 // @include attention
@@ -430,7 +431,7 @@ fn flash_fwd(
                     for (var j = 0u; j < COL_VECS; j++) {
                         let column = 4u * (j * TX + x);
                         let count = params.value_dim - min(column, params.value_dim);
-                        store_out(out_base + row * params.out.row + column, acc[(4u * i + c) * COL_VECS + j], count);
+                        out_store(out_base + row * params.out.row + column, acc[(4u * i + c) * COL_VECS + j], count);
                     }
                     if (x == 0u) {
                         lse[lse_base + row * params.lse.row] = bitcast<u32>(row_max[i][c]);
@@ -444,7 +445,7 @@ fn flash_fwd(
                 for (var j = 0u; j < COL_VECS; j++) {
                     let column = 4u * (j * TX + x);
                     let four = select(acc[(4u * i + c) * COL_VECS + j] / sum, vec4(0.0), empty);
-                    store_out(out_base + row * params.out.row + column, four, params.value_dim - min(column, params.value_dim));
+                    out_store(out_base + row * params.out.row + column, four, params.value_dim - min(column, params.value_dim));
                 }
                 if (x == 0u) {
                     lse[lse_base + row * params.lse.row] = lse_bits(row_max[i][c], sum, empty);

@@ -50,6 +50,7 @@ const V_BINDING: u32 = 3u;
 // @include pair as k_pair = none
 // @include wide as v = f32_1
 // @include pair as v_pair = none
+const OUT_BINDING: u32 = 4u;
 // @include out = f32
 @group(0) @binding(5) var<storage, read_write> lse: array<u32>;
 // @include attention
@@ -387,7 +388,7 @@ fn flash_fwd_broadcast(
             for (var c = 0u; c < OUT_WIDTH; c += 4u) {
                 let four = vec4(acc[c].x, acc[c + 1u].x, acc[c + 2u].x, acc[c + 3u].x) / sum;
                 let count = select(0u, VALUE_DIM - min(column + c, VALUE_DIM), row < max(q_len, params.rows));
-                store_out(out_base + row * params.out.row + column + c, select(four, vec4(0.0), empty), count);
+                out_store(out_base + row * params.out.row + column + c, select(four, vec4(0.0), empty), count);
             }
             row_sum = turned(row_sum, row_sum.x);
             // @unroll

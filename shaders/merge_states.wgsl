@@ -45,6 +45,7 @@ struct Params {
 // @include stored as a = f32
 // @include stored as b = f32
 @group(0) @binding(3) var<storage, read> lse_a: array<u32>;
+const OUT_BINDING: u32 = 4u;
 // @include out = f32
 @group(0) @binding(5) var<storage, read_write> lse: array<u32>;
 @group(0) @binding(6) var<storage, read> lse_b: array<u32>;
@@ -98,7 +99,7 @@ fn merge_states(
         let merged = select((a_weight * a_value + b_weight * b_value) / sum, either, a_empty || b_empty);
         four[e] = select(select(merged, b_lse, is_nan(b_bits)), a_lse, is_nan(a_bits));
     }
-    store_out(out_base, four, count);
+    out_store(out_base, four, count);
     if (column == 0u) {
         var bits = bitcast<u32>(largest + log(sum));
         if (a_empty || is_nan(b_bits)) {

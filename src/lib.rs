@@ -32,6 +32,7 @@
 //! | compile kernels before their first call | [`Engine::warm_up`], [`Engine::set_pipeline_cache`] |
 //! | have the fastest variants of this device chosen | [`Tuning`], [`TuningChoice`] |
 //! | record into an encoder of your own | [`Plan::record`] |
+//! | train: gradients | [`Engine::attention_backward`], [`BackwardPlan::record`] |
 //! | attend to keys in parts: chunks, shared prefixes | [`Engine::merge`] |
 //! | run for long, with progress and cancellation | [`Engine::run`] |
 //! | count device memory | [`Engine::memory`], [`Engine::allocator_report`] |
@@ -52,10 +53,12 @@ pub mod reference;
 mod shader;
 mod tuning;
 
-pub use engine::{AttentionOutput, Bindings, Engine, Inputs, Mask, MaskElement};
+pub use engine::{
+    AttentionOutput, BackwardBindings, BackwardInputs, Bindings, Engine, Gradients, Inputs, Mask, MaskElement,
+};
 pub use error::{Error, GpuError, Result};
 pub use gpu::{AdapterChoice, Element, EngineOptions, LimitsChoice, MemoryUse, Purpose, Tensor};
-pub use plan::{DeviceFacts, Path, Plan};
+pub use plan::{BackwardPlan, DeviceFacts, Path, Plan};
 pub use problem::{Align, Attention, DType, Dims, MaskMod, Problem, ScoreMod, Storage, alibi_slopes};
 pub use tuning::{Choices, Tuning, TuningChoice};
 pub use {half, wgpu};

@@ -1,7 +1,12 @@
 //! Choosing kernels and tiles. Pure: a problem and the facts of a device go in, a plan comes out, and no GPU is touched.
 
+mod backward;
+
 use core::fmt;
 use std::sync::Arc;
+
+pub use backward::BackwardPlan;
+pub(crate) use backward::Part as BackwardPart;
 
 use crate::error::{Error, Result};
 use crate::gpu::Kernel;
@@ -75,8 +80,8 @@ pub(crate) struct Extras {
     pub(crate) sinks: u32,
     pub(crate) ranges: u32,
     pub(crate) mod_data: u32,
-    /// Sums of rows between passes.
-    pub(crate) sums: u32,
+    /// What is kept of rows: their sums between passes, or what their gradients need.
+    pub(crate) rows: u32,
     /// The words of the tables that the host writes: sequences and slopes.
     pub(crate) host_words: u32,
     /// All words.
@@ -84,7 +89,8 @@ pub(crate) struct Extras {
 }
 
 impl Extras {
-    pub(crate) fn of(problem: &Problem, passes: bool) -> Result<Self> {
+    /// The tables of a problem, and behind them so many words a row, or as for one row where there is none.
+    pub(crate) fn of(problem: &Problem, row_words: usize) -> Result<Self> {
         let Dims { batch, q_heads, .. } = problem.dims;
         let slopes = problem.attention.alibi_slopes.as_ref().map_or(0, |slopes| slopes.len());
         let mut words = 0usize;
@@ -100,7 +106,7 @@ impl Extras {
         let ranges = place(problem.ranges.map_or(0, |shape| shape.into_iter().fold(2, usize::saturating_mul)));
         let mod_data = place(problem.mod_words.unwrap_or(0));
         let [.., rows] = problem.elems();
-        let sums = place(if passes { usize::try_from(rows).unwrap_or(usize::MAX) } else { 0 });
+        let rows = place(usize::try_from(rows).unwrap_or(usize::MAX).max(1).saturating_mul(row_words));
         Ok(Self {
             sequences: to_u32(sequences)?,
             slopes: to_u32(slopes_at)?,
@@ -108,7 +114,7 @@ impl Extras {
             sinks: to_u32(sinks)?,
             ranges: to_u32(ranges)?,
             mod_data: to_u32(mod_data)?,
-            sums: to_u32(sums)?,
+            rows: to_u32(rows)?,
             host_words: to_u32(host_words)?,
             words: to_u32(words)?,
         })
@@ -303,6 +309,21 @@ pub(crate) fn softmax_rows_variant(columns: usize, facts: &DeviceFacts) -> Resul
     Ok(variant)
 }
 
+/// Which of two variants' refusals to tell: the first, or the one that would take more of the same.
+fn least_refused(first: Option<Error>, next: Error) -> Error {
+    let takes = |error: &Error| match error {
+        Error::Unsupported { what, available, .. } => Some((what.clone(), *available)),
+        _ => None,
+    };
+    match first {
+        None => next,
+        Some(first) => match (takes(&first), takes(&next)) {
+            (Some((what, less)), Some((same, more))) if what == same && more > less => next,
+            _ => first,
+        },
+    }
+}
+
 fn no_variant(stem: &str, facts: &DeviceFacts) -> Error {
     let limits = &facts.limits;
     // The smallest variants want 64 invocations and a few KiB: only a device below WebGPU's guarantees gets here.
@@ -339,7 +360,7 @@ impl Plan {
                 for variant in ever_less_likely.flat_map(|among| forward_variants(problem, facts, among)) {
                     match Self::tiled(problem, facts, variant) {
                         // One that can't do it is no reason against the others.
-                        Err(error) => refused = refused.or(Some(error)),
+                        Err(error) => refused = Some(least_refused(refused, error)),
                         Ok(plan) if tuned.is_some() => return Ok(plan.chosen_by(Choice::TunedInVain)),
                         Ok(plan) => return Ok(plan),
                     }
@@ -362,7 +383,7 @@ impl Plan {
         for variant in forward_variants(problem, facts, among) {
             match Self::tiled(problem, facts, variant) {
                 Ok(plan) => plans.push(plan),
-                Err(error) => refused = refused.or(Some(error)),
+                Err(error) => refused = Some(least_refused(refused, error)),
             }
         }
         if plans.is_empty() { Err(refused.unwrap_or_else(|| no_variant("flash_fwd", facts))) } else { Ok(plans) }
@@ -392,11 +413,8 @@ impl Plan {
         let tiles = if tiles < u32::MAX && mods::have_loops(&problem.attention) { 1 } else { tiles };
         let keys_per_pass = tiles.saturating_mul(variant.block_kv());
         let passes = kv_len > keys_per_pass as usize;
-        if passes && !variant.has_passes() {
-            let what = "keys in one pass of a software device, of a kernel that takes one";
-            return Err(Error::unsupported(what, kv_len as u64, keys_per_pass.into()));
-        }
-        if passes && problem.storage.o != DType::F32 {
+        // Whether one dispatch can resume from what the one before it has stored.
+        if passes && !(variant.has_passes() && problem.storage.o == DType::F32) {
             let what = format!(
                 "keys in one pass of a software device, of an output in {}; f32 has no such bound",
                 problem.storage.o
@@ -404,7 +422,7 @@ impl Plan {
             return Err(Error::unsupported(what, kv_len as u64, keys_per_pass.into()));
         }
         let variant = variant.for_keys(kv_len, passes);
-        let extras = Extras::of(problem, passes)?;
+        let extras = Extras::of(problem, usize::from(passes))?;
         let why = Why::of(facts);
         Ok(Self { problem: problem.clone(), route: Route::Tiled { variant, keys_per_pass }, extras, why })
     }
@@ -587,7 +605,7 @@ fn check_bindings(problem: &Problem, facts: &DeviceFacts) -> Result<()> {
     let mask =
         problem.mask.map(|[batch, heads, rows, keys]| (DType::U32, broadcast([batch, heads, rows, keys.div_ceil(32)])));
     // Passes need no more than lse does.
-    let extras = (DType::U32, u64::from(Extras::of(problem, false)?.words));
+    let extras = (DType::U32, u64::from(Extras::of(problem, 0)?.words));
     for (name, (dtype, elems)) in [
         ("q", (q, q_elems)),
         ("k", (k, k_elems)),

@@ -1,6 +1,7 @@
 //! `tilewise bench`: tiled attention against naive, in time and memory, each figure beside what this machine can do at best.
 
 mod attention;
+mod backward;
 mod check;
 mod growth;
 mod product;
@@ -86,7 +87,7 @@ enum Kind {
     /// Attention, forward
     #[default]
     Forward,
-    /// Its gradients; not built yet
+    /// Its gradients
     Backward,
     /// One query row against a long cache; not built yet
     Decode,
@@ -94,6 +95,12 @@ enum Kind {
     Ttft,
     /// The plain product of two square matrices
     Matmul,
+}
+
+impl Kind {
+    fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_string()).unwrap_or_default()
+    }
 }
 
 /// Which paths a row is measured on.
@@ -140,6 +147,9 @@ pub(crate) fn run(args: &BenchArgs, common: &Common) -> Result<()> {
     // Better now than after minutes of measuring.
     let out = |file: &Option<PathBuf>| file.as_deref().map(OutFile::check).transpose();
     let (plot, csv) = (out(&args.plot)?, out(&args.csv)?);
+    ensure!(plot.is_none() || plot != csv, "--plot and --csv name one file; accepted: two");
+    let is_svg = |path: &PathBuf| path.extension().is_none_or(|end| end.eq_ignore_ascii_case("svg"));
+    ensure!(args.plot.as_ref().is_none_or(is_svg), "--plot draws SVG; accepted: a file whose name ends in .svg");
     let engine = common.engine()?;
     let software = measure::is_software(&engine);
     let info = engine.adapter_info();
@@ -156,8 +166,11 @@ pub(crate) fn run(args: &BenchArgs, common: &Common) -> Result<()> {
     let roofline = Roofline::measure(&engine, &progress)?;
     let bench = Bench { engine: &engine, roofline: &roofline, paths, reps: args.reps, progress: &progress, software };
     let measured = specs.iter().map(|spec| {
-        let row =
-            if spec.kind == Kind::Matmul { product::measure(&bench, spec) } else { attention::measure(&bench, spec) };
+        let row = match spec.kind {
+            Kind::Matmul => product::measure(&bench, spec),
+            Kind::Backward => backward::measure(&bench, spec),
+            _ => attention::measure(&bench, spec),
+        };
         row.with_context(|| described(spec))
     });
     let rows: Vec<Row> = measured.collect::<Result<_>>()?;
@@ -190,6 +203,10 @@ fn refusal(engine: &Engine, spec: &Spec, paths: Paths) -> Result<Option<String>>
         return Ok(naive.then(|| product::NO_NAIVE.to_string()));
     }
     let problem = spec.problem()?;
+    if spec.kind == Kind::Backward {
+        engine.plan_backward(&problem)?;
+        return Ok(naive.then(|| backward::NO_NAIVE.to_string()));
+    }
     if naive {
         return Ok(attention::naive_plan(engine, &problem)?.err());
     }
@@ -208,10 +225,16 @@ impl BenchArgs {
 
     /// Every combination of the lists.
     fn specs(&self) -> Result<Vec<Spec>> {
-        if !matches!(self.kind, Kind::Forward | Kind::Matmul) {
-            let name = self.kind.to_possible_value().map(|value| value.get_name().to_string()).unwrap_or_default();
-            bail!("--kind {name} isn't built yet; accepted: forward, matmul");
+        if matches!(self.kind, Kind::Decode | Kind::Ttft) {
+            bail!("--kind {} isn't built yet; accepted: forward, backward, matmul", self.kind.name());
         }
+        let Shapes { heads, kv_heads, head_dim, value_dim, batch, .. } = &self.shapes;
+        ensure!(
+            self.kind != Kind::Matmul
+                || *batch == [1] && [heads, kv_heads, head_dim, value_dim].into_iter().all(Vec::is_empty),
+            "--kind matmul with --batch, --heads, --kv-heads, --head-dim or --value-dim; accepted: --q-len alone, the size \
+             of a square matrix"
+        );
         let lens = [512, 1024, 2048, 4096, 8192].map(|len| (len, len));
         let lens = if self.kind == Kind::Matmul { &lens[..3] } else { &lens };
         self.shapes.specs(self.kind, &Defaults { lens, heads: 1, head_dims: &[64] })
@@ -254,9 +277,15 @@ impl Shapes {
                 }
             }
         }
-        for spec in &specs {
+        // A size that is named twice is measured once.
+        let mut distinct: Vec<Spec> = Vec::new();
+        for spec in specs {
             spec.check()?;
+            if !distinct.contains(&spec) {
+                distinct.push(spec);
+            }
         }
+        let specs = distinct;
         Ok(specs)
     }
 }
@@ -294,6 +323,11 @@ mod tests {
     }
 
     #[test]
+    fn what_is_named_twice_is_one_row() {
+        assert_eq!(specs("--q-len 64,64,32 --kv-len 64,64").unwrap().len(), 2);
+    }
+
+    #[test]
     fn options_and_dtype_are_in_every_row() {
         let specs = specs("--q-len 5,6 --window 3,-1 --softcap 20 --dtype bf16").unwrap();
         assert_eq!(specs[1].shape(), "heads 1, head_dim 64, window 3,none, softcap 20, bf16");
@@ -311,6 +345,12 @@ mod tests {
         assert!(refused("--scale NaN").contains("NaN"));
         assert!(refused("--kind matmul --q-len 4 --kv-len 5").contains("square"));
         assert!(refused("--kind matmul --dtype f16").contains("--dtype f16"));
+        for ignored in ["--causal", "--align top-left", "--scale 2"] {
+            assert!(refused(&format!("--kind matmul {ignored}")).contains("with a mask"), "{ignored}");
+        }
+        for ignored in ["--heads 2", "--head-dim 64", "--value-dim 8", "--kv-heads 1", "--batch 2"] {
+            assert!(refused(&format!("--kind matmul {ignored}")).contains("--q-len alone"), "{ignored}");
+        }
         assert!(refused("--softcap 0").contains("softcap = 0"));
         assert!(refused("--softcap -1").contains("softcap = -1"));
         assert!(refused("--window 255").contains("accepted: L,R"));

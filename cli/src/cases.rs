@@ -195,9 +195,6 @@ impl Report {
         }
         let Self { passed, failed, refused, errored, .. } = self;
         text += &format!("{passed} passed, {failed} failed, {refused} refused, {errored} errored\n");
-        if self.cases.iter().any(|case| case.message.as_deref().is_some_and(|message| message.contains("gradients"))) {
-            text += "Gradients aren't built yet; --outputs forward checks o and lse.\n";
-        }
         text
     }
 

@@ -9,7 +9,10 @@ use half::{bf16, f16};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use tilewise::reference::Precision;
-use tilewise::{AttentionOutput, Bindings, DType, Engine, Inputs, Mask, Plan, Tensor};
+use tilewise::{
+    Attention, AttentionOutput, BackwardBindings, BackwardInputs, Bindings, DType, Engine, Gradients, Inputs, Mask,
+    Plan, Tensor, wgpu,
+};
 
 use crate::measure;
 
@@ -239,14 +242,39 @@ impl DeviceInputs {
     }
 }
 
-/// Runs a plan into outputs that were NaN before: an element that a kernel leaves out then shows.
-pub(crate) fn run_over_nans(engine: &Engine, plan: &Plan, inputs: Inputs<'_>) -> Result<AttentionOutput> {
-    let outputs = engine.alloc_output(plan)?;
-    for tensor in [&outputs.o, &outputs.lse] {
+fn fill_with_nans<'a>(engine: &Engine, tensors: impl IntoIterator<Item = &'a Tensor>) -> Result<()> {
+    for tensor in tensors {
         // All bits set are a NaN in each of the types. A buffer has room for a whole last word, and is written by words.
         let nans = vec![0xFF; (tensor.dtype().bytes() * tensor.elems()).next_multiple_of(4)];
         measure::caught(engine.device(), || engine.queue().write_buffer(tensor.raw_buffer(), 0, &nans))?;
     }
+    Ok(())
+}
+
+/// The same for the gradients of a call.
+pub(crate) fn gradients_over_nans(
+    engine: &Engine,
+    inputs: &BackwardInputs<'_>,
+    options: &Attention,
+) -> Result<Gradients> {
+    let problem = inputs.inputs.problem(&options.clone().output_dtype(inputs.o.dtype()))?;
+    let plan = engine.plan_backward(&problem)?;
+    let gradients = engine.alloc_gradients(&plan)?;
+    let Gradients { dq, dk, dv, dbias, dsinks } = &gradients;
+    fill_with_nans(engine, [dq, dk, dv].into_iter().chain(dbias).chain(dsinks))?;
+    let workspace = engine.alloc_backward_workspace(&plan)?;
+    let bindings = BackwardBindings { inputs: *inputs, gradients: &gradients, workspace: workspace.as_ref() };
+    let mut encoder = engine.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+    plan.record(&mut encoder, &bindings)?;
+    engine.queue().submit([encoder.finish()]);
+    engine.wait()?;
+    Ok(gradients)
+}
+
+/// Runs a plan into outputs that were NaN before: an element that a kernel leaves out then shows.
+pub(crate) fn run_over_nans(engine: &Engine, plan: &Plan, inputs: Inputs<'_>) -> Result<AttentionOutput> {
+    let outputs = engine.alloc_output(plan)?;
+    fill_with_nans(engine, [&outputs.o, &outputs.lse])?;
     let workspace = engine.alloc_workspace(plan)?;
     let bindings = Bindings { inputs, o: &outputs.o, lse: &outputs.lse, workspace: workspace.as_ref() };
     engine.run(plan, &bindings, |_| ControlFlow::Continue(()))?;

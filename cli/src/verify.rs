@@ -16,15 +16,14 @@ use crate::cases;
 #[derive(Debug, Args)]
 pub(crate) struct VerifyArgs {
     /// Folder with manifest.json and its cases, instead of every kernel variant against the CPU reference. To try:
-    /// tests/data/golden in tilewise's repository, with --outputs forward
+    /// tests/data/golden in tilewise's repository
     #[arg(long, value_name = "DIR")]
     pub(crate) cases: Option<PathBuf>,
     /// Storage type, of every kernel variant; options are checked in several besides. Golden cases whose inputs it can't hold
     /// exactly are left out; ONNX cases have a type of their own
     #[arg(long, value_enum, default_value_t)]
     pub(crate) dtype: Dtype,
-    /// Which outputs to check of each case. Gradients aren't built yet: a case that has any is refused, unless `forward` leaves
-    /// them out
+    /// Which outputs to check of each case: with gradients, or without
     #[arg(long, value_enum, default_value_t, requires = "cases")]
     pub(crate) outputs: Outputs,
     /// With --cases: run only those whose name contains this

@@ -1,7 +1,7 @@
-// Slot out: the output in f16, rounded to nearest, ties to even, in integers: drivers differ in how they round.
+// Text `out`: an output in f16, rounded to nearest, ties to even, in integers: drivers differ in how they round.
 // @include out_halves
 
-fn half_bits(x: f32) -> u32 {
+fn out_half_bits(x: f32) -> u32 {
     let bits = bitcast<u32>(x);
     let sign = (bits >> 16u) & 0x8000u;
     let magnitude = bits & 0x7fffffffu;

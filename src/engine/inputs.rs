@@ -205,7 +205,7 @@ impl<'a> Inputs<'a> {
     }
 
     /// Everything that is read, by name.
-    fn tensors(&self) -> impl Iterator<Item = (&'static str, &'a Tensor)> {
+    pub(super) fn tensors(&self) -> impl Iterator<Item = (&'static str, &'a Tensor)> {
         let Self { q, k, v, bias, mask, ranges, sinks, mod_data } = *self;
         let optional = [
             ("bias", bias),
@@ -264,25 +264,7 @@ impl Bindings<'_> {
     pub(super) fn check(&self, gpu: &Arc<Gpu>, plan: &Plan) -> Result<Sharing> {
         let Self { inputs, o, lse, workspace } = *self;
         let problem = plan.problem();
-        let Storage { q: q_dtype, k: k_dtype, v: v_dtype, o: o_dtype } = problem.storage;
-        let expected = [q_dtype, k_dtype, v_dtype, o_dtype, DType::F32].into_iter().zip(problem.shapes());
-        let given = [("q", inputs.q), ("k", inputs.k), ("v", inputs.v), ("o", o), ("lse", lse)];
-        for ((name, tensor), (dtype, shape)) in given.into_iter().zip(expected) {
-            if tensor.shape() != shape || tensor.dtype() != dtype {
-                return Err(Error::invalid(format!(
-                    "{name} of {} and shape {:?}; accepted: {dtype}, {shape:?}",
-                    tensor.dtype(),
-                    tensor.shape()
-                )));
-            }
-        }
-        let options = Attention { output_dtype: Some(o_dtype), ..problem.attention.clone() };
-        let described = inputs.problem(&options)?;
-        if (described.bias, described.mask, described.ranges, described.sinks, described.mod_words)
-            != (problem.bias, problem.mask, problem.ranges, problem.sinks, problem.mod_words)
-        {
-            return Err(Error::invalid("other optional inputs than those of the planned problem; accepted: the same"));
-        }
+        check_tensors(problem, &inputs, o, lse)?;
         let mut sharing = Sharing::Apart;
         let outputs = [Some(("o", o)), Some(("lse", lse)), workspace.map(|tensor| ("workspace", tensor))];
         let outputs: Vec<_> = outputs.into_iter().flatten().collect();
@@ -316,6 +298,30 @@ impl Bindings<'_> {
         }
         Ok(sharing)
     }
+}
+
+/// Whether the tensors of a forward call are what a problem says.
+pub(super) fn check_tensors(problem: &Problem, inputs: &Inputs<'_>, o: &Tensor, lse: &Tensor) -> Result<()> {
+    let Storage { q: q_dtype, k: k_dtype, v: v_dtype, o: o_dtype } = problem.storage;
+    let expected = [q_dtype, k_dtype, v_dtype, o_dtype, DType::F32].into_iter().zip(problem.shapes());
+    let given = [("q", inputs.q), ("k", inputs.k), ("v", inputs.v), ("o", o), ("lse", lse)];
+    for ((name, tensor), (dtype, shape)) in given.into_iter().zip(expected) {
+        if tensor.shape() != shape || tensor.dtype() != dtype {
+            return Err(Error::invalid(format!(
+                "{name} of {} and shape {:?}; accepted: {dtype}, {shape:?}",
+                tensor.dtype(),
+                tensor.shape()
+            )));
+        }
+    }
+    let options = Attention { output_dtype: Some(o_dtype), ..problem.attention.clone() };
+    let described = inputs.problem(&options)?;
+    if (described.bias, described.mask, described.ranges, described.sinks, described.mod_words)
+        != (problem.bias, problem.mask, problem.ranges, problem.sinks, problem.mod_words)
+    {
+        return Err(Error::invalid("other optional inputs than those of the planned problem; accepted: the same"));
+    }
+    Ok(())
 }
 
 /// A dense tensor of undefined contents, for an output.

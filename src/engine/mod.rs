@@ -1,5 +1,6 @@
 //! The engine: uploads, plans, records, runs, reads back.
 
+mod backward;
 mod inputs;
 mod steps;
 
@@ -7,12 +8,13 @@ use core::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub use backward::{BackwardBindings, BackwardInputs, Gradients};
 pub use inputs::{AttentionOutput, Bindings, Inputs, Mask, MaskElement};
 
 use crate::error::{Error, Result};
 use crate::gpu::{self, Element, EngineOptions, Gpu, MemoryUse, Purpose, Tensor};
 use crate::kernels::{matmul, product};
-use crate::plan::{self, DeviceFacts, Path, Plan};
+use crate::plan::{self, BackwardPlan, DeviceFacts, Path, Plan};
 use crate::problem::{Attention, DType, Problem};
 use crate::tuning::{Choices, Tuning, TuningChoice};
 
@@ -164,7 +166,19 @@ impl Engine {
     /// # Errors
     /// As [`Engine::upload`].
     pub fn alloc_workspace(&self, plan: &Plan) -> Result<Option<Tensor>> {
-        let elems = usize::try_from(plan.workspace_bytes() / 4).unwrap_or(usize::MAX);
+        self.alloc_scratch(plan.workspace_bytes())
+    }
+
+    /// Scratch memory for a plan of gradients.
+    ///
+    /// # Errors
+    /// As [`Engine::upload`].
+    pub fn alloc_backward_workspace(&self, plan: &BackwardPlan) -> Result<Option<Tensor>> {
+        self.alloc_scratch(plan.workspace_bytes())
+    }
+
+    fn alloc_scratch(&self, bytes: u64) -> Result<Option<Tensor>> {
+        let elems = usize::try_from(bytes / 4).unwrap_or(usize::MAX);
         if elems == 0 {
             return Ok(None);
         }
@@ -234,19 +248,76 @@ impl Engine {
         let workspace = self.alloc_workspace(&plan)?;
         let AttentionOutput { o, lse } = &output;
         let work = Work::of(&self.gpu, &plan, &Bindings { inputs: *inputs, o, lse, workspace: workspace.as_ref() })?;
-        let share = plan.problem().flops() / work.steps.len().max(1) as u64;
-        let mut encoder = self.gpu.encoder("tilewise.attention")?;
+        self.submit(&work, plan.problem().flops(), "tilewise.attention")?;
+        Ok(output)
+    }
+
+    /// Submits work of so many FLOPs in parts that no watchdog finds too long.
+    fn submit(&self, work: &Work, flops: u64, label: &'static str) -> Result<()> {
+        let share = flops / work.steps.len().max(1) as u64;
+        let mut encoder = self.gpu.encoder(label)?;
         work.record_copies(&self.gpu, &mut encoder)?;
         for step in &work.steps {
             let submissions = share.div_ceil(SUBMISSION_FLOPS).clamp(1, step.blocks.max(1));
             for n in 0..submissions {
                 let blocks = step.blocks * n / submissions..step.blocks * (n + 1) / submissions;
                 step.record(&self.gpu, &mut encoder, blocks)?;
-                let full = core::mem::replace(&mut encoder, self.gpu.encoder("tilewise.attention")?);
+                let full = core::mem::replace(&mut encoder, self.gpu.encoder(label)?);
                 self.gpu.submit(full)?;
             }
         }
-        Ok(output)
+        Ok(())
+    }
+
+    /// The gradients of attention, from what it read, what it gave, and the gradients of that: those of
+    /// `Σ o · grad_o + Σ lse · grad_lse`, the second sum over the rows with a finite lse. Submits the work and returns at once.
+    ///
+    /// The scores are computed again, a tile at a time; nothing is added to by two workgroups, so that the same call gives the same bits.
+    /// Besides the gradients it takes 8 bytes of memory a row of queries of each head. A row that saw no key has gradients of 0; a masked
+    /// key has no effect, whatever is stored there.
+    ///
+    /// ```no_run
+    /// use tilewise::{Attention, BackwardInputs, Engine, Inputs};
+    /// # fn main() -> tilewise::Result<()> {
+    /// # let engine = Engine::new()?;
+    /// # let x = engine.upload(&vec![0.1f32; 4 * 100 * 64], [1, 4, 100, 64])?;
+    /// # let (q, k, v, grad_o) = (&x, &x, &x, &x);
+    /// let (inputs, options) = (Inputs::new(q, k, v), Attention::causal());
+    /// let out = engine.attention_with(&inputs, &options)?;
+    /// // grad_o, of the shape of out.o, is the loss's gradient with respect to it.
+    /// let given = BackwardInputs { inputs, o: &out.o, lse: &out.lse, grad_o, grad_lse: None };
+    /// let gradients = engine.attention_backward(&given, &options)?;
+    /// let dq: Vec<f32> = gradients.dq.read()?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Engine::attention`], and as [`BackwardPlan::new`].
+    pub fn attention_backward(&self, inputs: &BackwardInputs<'_>, options: &Attention) -> Result<Gradients> {
+        let options = options.clone().output_dtype(inputs.o.dtype());
+        let plan = self.plan_backward(&inputs.inputs.problem(&options)?)?;
+        let gradients = self.alloc_gradients(&plan)?;
+        let workspace = self.alloc_scratch(plan.workspace_bytes())?;
+        let bindings = BackwardBindings { inputs: *inputs, gradients: &gradients, workspace: workspace.as_ref() };
+        let work = backward::work_of(&self.gpu, &plan, &bindings)?;
+        self.submit(&work, plan.flops(), "tilewise.attention_backward")?;
+        Ok(gradients)
+    }
+
+    /// Plans the gradients of a problem for this device.
+    ///
+    /// # Errors
+    /// As [`BackwardPlan::new`].
+    pub fn plan_backward(&self, problem: &Problem) -> Result<BackwardPlan> {
+        BackwardPlan::new(problem, &self.facts())
+    }
+
+    /// Tensors for the gradients of a plan, dense.
+    ///
+    /// # Errors
+    /// As [`Engine::upload`].
+    pub fn alloc_gradients(&self, plan: &BackwardPlan) -> Result<Gradients> {
+        backward::alloc_gradients(&self.gpu, plan.problem())
     }
 
     /// What attention over all keys gives, from its results `a` and `b` over two parts of them: keys that lie in several buffers, come in

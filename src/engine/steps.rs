@@ -13,11 +13,11 @@ use super::inputs::{AttentionOutput, Bindings, Inputs, Sharing};
 
 /// One kernel's work: a number of blocks that don't depend on each other.
 pub(super) struct Step {
-    kernel: Kernel,
-    tensors: Vec<Tensor>,
+    pub(super) kernel: Kernel,
+    pub(super) tensors: Vec<Tensor>,
     pub(super) blocks: u64,
     /// The uniform for a range of the blocks.
-    params: Box<dyn Fn(Range<u32>) -> Vec<u8>>,
+    pub(super) params: Box<dyn Fn(Range<u32>) -> Vec<u8>>,
 }
 
 impl Step {
@@ -34,7 +34,7 @@ fn to_u32_block(block: u64) -> Result<u32> {
 }
 
 /// A copy into the workspace, before the steps.
-struct Copy {
+pub(super) struct Copy {
     from: Tensor,
     /// In bytes.
     to: u64,
@@ -42,8 +42,8 @@ struct Copy {
 
 /// All of a call, in order: copies, then steps.
 pub(super) struct Work {
-    copies: Vec<Copy>,
-    workspace: Option<Tensor>,
+    pub(super) copies: Vec<Copy>,
+    pub(super) workspace: Option<Tensor>,
     pub(super) steps: Vec<Step>,
 }
 
@@ -53,7 +53,7 @@ impl Work {
         let sharing = bindings.check(gpu, plan)?;
         match plan.route() {
             Route::Tiled { variant, keys_per_pass } => {
-                let workspace = extras_in(plan, bindings.workspace)?;
+                let workspace = extras_in(plan.extras(), bindings.workspace)?;
                 let copies = copies(gpu, plan.problem(), plan.extras(), &bindings.inputs)?;
                 let mut variant = variant.clone();
                 variant.options_mut().shared_buffer = sharing == Sharing::OneBuffer;
@@ -87,12 +87,14 @@ impl Work {
     }
 }
 
-/// The workspace as the small tables of a tiled plan; None where it has none.
-fn extras_in(plan: &Plan, workspace: Option<&Tensor>) -> Result<Option<Tensor>> {
-    let words = plan.extras().words as usize;
-    if words == 0 {
-        return Ok(None);
-    }
+/// The workspace as the small tables of a call; None where it has none.
+fn extras_in(extras: &Extras, workspace: Option<&Tensor>) -> Result<Option<Tensor>> {
+    if extras.words == 0 { Ok(None) } else { some_extras_in(extras, workspace).map(Some) }
+}
+
+/// The same where there is one.
+pub(super) fn some_extras_in(extras: &Extras, workspace: Option<&Tensor>) -> Result<Tensor> {
+    let words = extras.words as usize;
     let Some(workspace) = workspace.filter(|it| it.is_dense() && it.dtype().bytes() == 4 && it.elems() >= words) else {
         let given =
             workspace.map_or("no workspace".to_owned(), |it| format!("a workspace of {} {}", it.elems(), it.dtype()));
@@ -104,11 +106,11 @@ fn extras_in(plan: &Plan, workspace: Option<&Tensor>) -> Result<Option<Tensor>> 
             "a workspace in a buffer of usage {usage:?}; accepted: COPY_DST among them"
         )));
     }
-    workspace.slice_words(words).map(Some)
+    workspace.slice_words(words)
 }
 
 /// What fills the small tables: a buffer made for what the host knows, and the caller's tensors.
-fn copies(gpu: &Arc<Gpu>, problem: &Problem, extras: &Extras, inputs: &Inputs<'_>) -> Result<Vec<Copy>> {
+pub(super) fn copies(gpu: &Arc<Gpu>, problem: &Problem, extras: &Extras, inputs: &Inputs<'_>) -> Result<Vec<Copy>> {
     let mut copies = Vec::new();
     let table = Extras::host_tables(problem);
     if !table.is_empty() {
@@ -190,7 +192,7 @@ fn naive_steps(
 }
 
 /// Of a tensor of attention, (batch, heads, rows, dim), or (rows, heads, dim) of a packed batch.
-fn strides_of(gpu: &Gpu, name: &str, tensor: &Tensor, packed: bool) -> Result<Strides> {
+pub(super) fn strides_of(gpu: &Gpu, name: &str, tensor: &Tensor, packed: bool) -> Result<Strides> {
     if packed {
         // Sequences find their rows in the table: the batch has no stride.
         let strides = Strides::of_matrices(gpu, name, &tensor.unflatten(0, 1)?.permute(&[0, 2, 1, 3])?)?;
@@ -200,8 +202,17 @@ fn strides_of(gpu: &Gpu, name: &str, tensor: &Tensor, packed: bool) -> Result<St
     }
 }
 
+/// Of one number a row, (batch, heads, rows), or (heads, rows) of a packed batch.
+pub(super) fn lse_strides(gpu: &Gpu, name: &str, tensor: &Tensor, packed: bool) -> Result<Strides> {
+    if packed {
+        Ok(Strides { outer: 0, ..Strides::of_vectors(gpu, name, &tensor.unflatten(0, 1)?)? })
+    } else {
+        Strides::of_vectors(gpu, name, tensor)
+    }
+}
+
 /// Of a tensor that is read broadcast, and whether neighbouring keys have elements of their own.
-fn broadcast_strides(gpu: &Gpu, name: &str, tensor: Option<&Tensor>) -> Result<(Strides, u32)> {
+pub(super) fn broadcast_strides(gpu: &Gpu, name: &str, tensor: Option<&Tensor>) -> Result<(Strides, u32)> {
     let Some(tensor) = tensor else { return Ok((Strides::NONE, 0)) };
     let mut strides = Strides::of_matrices(gpu, name, tensor)?;
     let along = |axis: usize, stride: u32| if tensor.shape()[axis] == 1 { 0 } else { stride };
@@ -211,7 +222,7 @@ fn broadcast_strides(gpu: &Gpu, name: &str, tensor: Option<&Tensor>) -> Result<(
 }
 
 /// A bound on keys as the kernel takes it.
-fn bound(reach: Option<u32>) -> i32 {
+pub(super) fn bound(reach: Option<u32>) -> i32 {
     // Beyond the longest input a bound is none.
     let bound = reach.filter(|&reach| (reach as usize) < MAX_LEN);
     bound.and_then(|reach| i32::try_from(reach).ok()).unwrap_or(flash_fwd::UNBOUNDED)
@@ -232,11 +243,7 @@ fn forward_steps(
     let packed = options.is_packed();
     let (longest_q, longest_kv) = problem.longest();
     let q_blocks = longest_q.div_ceil(variant.block_q() as usize);
-    let lse_strides = if packed {
-        Strides { outer: 0, ..Strides::of_vectors(gpu, "lse", &lse.unflatten(0, 1)?)? }
-    } else {
-        Strides::of_vectors(gpu, "lse", lse)?
-    };
+    let lse_strides = lse_strides(gpu, "lse", lse, packed)?;
     let (bias, bias_key) = broadcast_strides(gpu, "bias", inputs.bias)?;
     let (mask, _) = broadcast_strides(gpu, "mask", inputs.mask.map(|mask| &mask.words))?;
     let [left, right] = options.reach();
@@ -280,7 +287,7 @@ fn forward_steps(
         ranges_head: if ranges[1] == 1 { 0 } else { to_u32(2 * ranges[2])? },
         mod_data: base + places.mod_data,
         mod_words: to_u32(problem.mod_words.unwrap_or(0))?,
-        sums: base + places.sums,
+        sums: base + places.rows,
         sums_batch: if packed { 0 } else { to_u32(dims.q_heads * dims.q_len)? },
         sums_head: to_u32(dims.q_len)?,
     };
@@ -311,7 +318,7 @@ fn forward_steps(
     (0..longest_kv.max(1)).step_by(keys_per_pass as usize).map(pass).collect()
 }
 
-fn first_elem(gpu: &Gpu, tensor: &Tensor) -> Result<u32> {
+pub(super) fn first_elem(gpu: &Gpu, tensor: &Tensor) -> Result<u32> {
     Ok(tensor.window(&gpu.limits)?.first_elem)
 }
 

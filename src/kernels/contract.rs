@@ -9,10 +9,11 @@ use bytemuck::Zeroable;
 use wgpu::naga::{self, AddressSpace, ScalarKind, StorageAccess, TypeInner};
 
 use super::{
-    Stored, Strides, flash_fwd, flash_fwd_broadcast, forward, matmul, matmul_broadcast, merge_states, softmax_rows,
+    Stored, Strides, flash_bwd, flash_bwd_dsinks, flash_bwd_preprocess, flash_fwd, flash_fwd_broadcast, forward,
+    matmul, matmul_broadcast, merge_states, softmax_rows,
 };
 use crate::gpu::{Access, Kernel};
-use crate::plan::{self, Among, DeviceFacts};
+use crate::plan::{self, Among, BackwardPlan, DeviceFacts};
 use crate::problem::{Attention, DType, Dims, MaskMod, Problem, ScoreMod, Storage};
 use crate::shader::{Library, Recipe, spec_defaults};
 
@@ -58,8 +59,8 @@ const MASK_MOD: &str = "fn mask_mod(b: u32, h: u32, q_idx: u32, kv_idx: u32) -> 
     return q_idx != kv_idx;
 }";
 
-/// Problems that have each option by itself, each storage type, and all options at once.
-fn optioned(dims: Dims) -> Vec<Problem> {
+/// Problems that have each option by itself, each storage type, and all options at once; with a `score_mod` among them or without.
+fn optioned(dims: Dims, has_score_mod: bool) -> Vec<Problem> {
     let problem = |options: Attention| Problem::new(dims, options).unwrap();
     let plain = || problem(Attention::full());
     let score_mod = || ScoreMod::new(SCORE_MOD).unwrap();
@@ -71,14 +72,17 @@ fn optioned(dims: Dims) -> Vec<Problem> {
         problem(Attention::full().softcap(1.0)),
         problem(Attention::full().alibi([1.0])),
         problem(Attention::full().kv_lens([1])),
-        problem(Attention::full().score_mod(score_mod())).mod_data(1).unwrap(),
         problem(Attention::full().mask_mod(mask_mod())),
     ];
+    if has_score_mod {
+        problems.push(problem(Attention::full().score_mod(score_mod())).mod_data(1).unwrap());
+    }
     for dtype in [DType::F32, DType::F16, DType::Bf16] {
         problems.push(plain().storage(Storage::all(dtype)).unwrap());
         problems.push(plain().bias(dtype, [1; 4]).unwrap());
         let all = Attention::causal().softcap(1.0).alibi([1.0]).kv_lens([1]).q_lens([1]);
-        let all = problem(all.score_mod(score_mod()).mask_mod(mask_mod())).storage(Storage::all(dtype)).unwrap();
+        let all = if has_score_mod { all.score_mod(score_mod()) } else { all };
+        let all = problem(all.mask_mod(mask_mod())).storage(Storage::all(dtype)).unwrap();
         let all = all
             .bias(dtype, [1; 4])
             .unwrap()
@@ -118,11 +122,14 @@ fn kernels() -> &'static [Parsed] {
                     add(variant.kernel());
                 }
             }
+            for kernel in backward_kernels(&facts) {
+                add(kernel);
+            }
             // On the least of the devices, whose workgroup memory is tightest.
             let least = facts.limits.max_compute_workgroup_storage_size == 16_384;
             for (head_dim, value_dim) in [(64, 64), (80, 512)].into_iter().filter(|_| least) {
                 let dims = Dims { head_dim, value_dim, ..Dims::square(1, 1, 1, 1) };
-                for problem in optioned(dims) {
+                for problem in optioned(dims, true) {
                     let all = problem.sinks && problem.bias.is_some();
                     if value_dim > 64 && !all {
                         continue; // what is wide is tightest with all options
@@ -174,6 +181,18 @@ fn kernels() -> &'static [Parsed] {
         }
         kernels.into_values().map(parse).collect()
     })
+}
+
+/// What gradients take on a device: of plain problems of many sizes, and of small ones with options.
+fn backward_kernels(facts: &DeviceFacts) -> Vec<Kernel> {
+    let plain = |dims| Problem::new(dims, Attention::full()).unwrap();
+    let sizes = [1, 8, 33, 64, 100, 128, 300, 512].into_iter().flat_map(|dim| [(dim, dim), (dim, 1), (1, dim)]);
+    let plain = sizes.map(|(head_dim, value_dim)| plain(Dims { head_dim, value_dim, ..Dims::square(1, 1, 1, 1) }));
+    let long = Dims { q_len: 200_000, kv_len: 200_000, ..Dims::square(1, 1, 1, 64) };
+    let long = Problem::new(long, Attention::full()).unwrap().bias(DType::F32, [1; 4]).unwrap();
+    let with_options = optioned(Dims::square(1, 1, 1, 64), false);
+    let problems = plain.chain([long]).chain(with_options);
+    problems.flat_map(|problem| BackwardPlan::new(&problem, facts).unwrap().needed_kernels()).collect()
 }
 
 fn parse(kernel: Kernel) -> Parsed {
@@ -329,6 +348,66 @@ fn host_members(stem: &str) -> Vec<Member> {
                 sums_batch,
                 sums_head
             ]
+        ),
+        "flash_bwd_dq" | "flash_bwd_dkdv" | "flash_bwd_dbias" => members!(
+            flash_bwd::Params,
+            ["offset", "batch", "head", "row"],
+            [
+                q,
+                k,
+                v,
+                grad_o,
+                bias,
+                mask,
+                out,
+                dv,
+                q_len,
+                kv_len,
+                head_dim,
+                value_dim,
+                q_heads,
+                group_size,
+                q_blocks,
+                first_block,
+                end_block,
+                first_tile,
+                end_tile,
+                first_key,
+                end_key,
+                rows,
+                bottom_right,
+                left,
+                right,
+                scale,
+                softcap,
+                bias_key,
+                mask_key,
+                sequences,
+                slopes,
+                slopes_batch,
+                sinks,
+                ranges,
+                ranges_batch,
+                ranges_head,
+                mod_data,
+                mod_words,
+                states,
+                states_batch,
+                states_head,
+                bias_axes,
+                pad_0,
+                pad_1
+            ]
+        ),
+        "flash_bwd_preprocess" => members!(
+            flash_bwd_preprocess::Params,
+            ["offset", "batch", "head", "row"],
+            [o, grad_o, lse, grad_lse, heads, rows, dim, items, states, first_block, end_block, pad]
+        ),
+        "flash_bwd_dsinks" => members!(
+            flash_bwd_dsinks::Params,
+            [""; 4],
+            [out, heads, rows, batch, sinks, states, first_block, end_block]
         ),
         "matmul" | "matmul_broadcast" => members!(
             matmul::Params,

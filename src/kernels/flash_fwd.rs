@@ -101,7 +101,20 @@ impl Options {
     }
 
     /// A recipe with these options, and its storage buffers; but for how q, k and v are read, which each kernel has its own way for.
-    pub(crate) fn apply(&self, mut recipe: Recipe) -> (Recipe, Vec<(u32, Access)>) {
+    pub(crate) fn apply(&self, recipe: Recipe) -> (Recipe, Vec<(u32, Access)>) {
+        let has_extras = self.has_tables() || self.passes;
+        let extras = has_extras.then_some(if self.passes { "state" } else { "words" });
+        let (recipe, mut storage) = self.apply_shared(recipe.slot("out", self.out.name()), extras);
+        storage.splice(3..3, [(4, Access::ReadWrite), (5, Access::ReadWrite)]);
+        (recipe, storage)
+    }
+
+    /// The same without outputs, with the alternative of the text `extras` that it takes.
+    pub(crate) fn apply_shared(
+        &self,
+        mut recipe: Recipe,
+        extras: Option<&'static str>,
+    ) -> (Recipe, Vec<(u32, Access)>) {
         // What is as the text has it stays out of the name.
         for (name, on) in [
             ("SEQUENCES", self.sequences),
@@ -118,9 +131,8 @@ impl Options {
                 recipe = recipe.spec(name, true);
             }
         }
-        recipe = recipe.slot("out", self.out.name());
         let read = if self.shared_buffer { Access::ReadWrite } else { Access::Read };
-        let mut storage = vec![(1, read), (2, read), (3, read), (4, Access::ReadWrite), (5, Access::ReadWrite)];
+        let mut storage = vec![(1, read), (2, read), (3, read)];
         if let Some(bias) = self.bias {
             recipe = recipe.slot("bias", bias.alternative());
             storage.push((6, read));
@@ -129,11 +141,9 @@ impl Options {
             recipe = recipe.slot("mask", "words");
             storage.push((7, Access::Read));
         }
-        if self.extras() {
-            let (alternative, access) =
-                if self.passes { ("state", Access::ReadWrite) } else { ("words", Access::Read) };
-            recipe = recipe.slot("extras", alternative);
-            storage.push((8, access));
+        if let Some(extras) = extras {
+            recipe = recipe.slot("extras", extras);
+            storage.push((8, if extras == "state" { Access::ReadWrite } else { Access::Read }));
         }
         if let Some(text) = &self.score_mod {
             recipe = recipe.text("score_mod", text);
@@ -147,9 +157,14 @@ impl Options {
         (recipe, storage)
     }
 
+    /// Whether more than the scale changes a score.
+    pub(crate) fn changes_scores(&self) -> bool {
+        self.score_mod.is_some() || self.softcap || self.alibi || self.bias.is_some()
+    }
+
     /// Whether it reads small tables.
-    pub(crate) fn extras(&self) -> bool {
-        self.sequences || self.ranges || self.alibi || self.sinks || self.mod_data || self.passes
+    fn has_tables(&self) -> bool {
+        self.sequences || self.ranges || self.alibi || self.sinks || self.mod_data
     }
 }
 

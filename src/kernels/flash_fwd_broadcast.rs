@@ -85,7 +85,6 @@ impl Variant {
     /// Loop iterations of an invocation for one tile, all loops together: no less than there are, as drivers count.
     pub(crate) fn iterations_of_tile(&self) -> u32 {
         let options = &self.options;
-        let changed = options.score_mod.is_some() || options.softcap || options.alibi || options.bias.is_some();
         // Where only causality, window and length mask, few tiles have masked keys; a table may have some in any.
         let any_masked = options.keep_words() || options.bias.is_some();
         let word = self.rows * if options.mask_mod.is_some() { 34 } else { 1 };
@@ -93,7 +92,10 @@ impl Variant {
         let finding = if options.keep_words() { 2 + (word * self.lanes).div_ceil(32) } else { 0 };
         // What was skipped of V takes all of those tiles again, for each stored chunk of columns.
         let skipped = if any_masked { self.value_dim.div_ceil(4) * (2 + word) } else { 0 };
-        2 + finding + if changed { self.rows } else { 0 } + if any_masked { self.rows } else { 0 } + skipped
+        2 + finding
+            + if options.changes_scores() { self.rows } else { 0 }
+            + if any_masked { self.rows } else { 0 }
+            + skipped
     }
 
     /// What the device needs to know.

@@ -3,8 +3,13 @@
 //! A kernel's module holds its variant (what is baked into the text), what a variant needs of the device, and the uniform it
 //! reads. What to run and with which variant is the planner's business.
 
+pub(crate) mod backward;
 #[cfg(test)]
 mod contract;
+pub(crate) mod flash_bwd;
+pub(crate) mod flash_bwd_broadcast;
+pub(crate) mod flash_bwd_dsinks;
+pub(crate) mod flash_bwd_preprocess;
 pub(crate) mod flash_fwd;
 pub(crate) mod flash_fwd_broadcast;
 pub(crate) mod forward;

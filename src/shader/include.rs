@@ -24,6 +24,7 @@ pub(super) fn include(
         slots,
         read_write,
         open: Vec::new(),
+        instance: None,
         files: BTreeMap::new(),
         names: BTreeMap::new(),
         lines: Vec::new(),
@@ -60,6 +61,8 @@ struct Includer<'a> {
     read_write: bool,
     /// The paths of the files that are being read, outermost first.
     open: Vec<&'static str>,
+    /// The instance that is being read.
+    instance: Option<String>,
     /// What has been included so far, by path and by the directive's name, with the place of the directive.
     files: BTreeMap<(&'static str, Option<String>), Origin>,
     names: BTreeMap<String, Origin>,
@@ -86,7 +89,8 @@ impl Includer<'_> {
         let slot = instance.as_deref().unwrap_or(name);
         let filling = self.slots.get_key_value(slot);
         let start = self.lines.len();
-        let same_name = self.names.insert(slot.to_owned(), origin);
+        let known_as = self.instance.iter().map(String::as_str).chain([slot]).collect::<Vec<_>>().join(".");
+        let same_name = self.names.insert(known_as, origin);
         let twice = |first: Option<Origin>| match first {
             Some(first) => Err(origin.error(format!("`{slot}` is included twice, the first time at {first}"))),
             None => Ok(()),
@@ -109,8 +113,12 @@ impl Includer<'_> {
         if self.open.contains(&file.0) {
             return Err(origin.error(format!("include cycle: {} -> {}", self.open.join(" -> "), file.0)));
         }
-        twice(self.files.insert((file.0, instance.clone()), origin).or(same_name))?;
+        // What an instance includes is the instance's own.
+        let outer = self.instance.clone();
+        self.instance = instance.clone().or(self.instance.take());
+        twice(self.files.insert((file.0, self.instance.clone()), origin).or(same_name))?;
         self.file(file)?;
+        self.instance = outer;
         if let Some(last) = self.lines.last_mut() {
             last.end_line();
         }

@@ -90,7 +90,7 @@ pub(crate) fn precision(dtype: DType) -> Precision {
     }
 }
 
-fn round(dtype: DType, x: Vec<f32>) -> Vec<f32> {
+pub(crate) fn round(dtype: DType, x: Vec<f32>) -> Vec<f32> {
     x.into_iter().map(|x| precision(dtype).round(f64::from(x)) as f32).collect()
 }
 
@@ -118,7 +118,7 @@ impl Call {
     }
 
     /// Lengths within `0..=total`, of which one is 0 and one all there is.
-    fn lens_of(&self, total: usize) -> Vec<u32> {
+    pub(crate) fn lens_of(&self, total: usize) -> Vec<u32> {
         let batch = self.dims.batch;
         (0..batch).map(|n| if n == 1 { 0 } else { (total - (n * total / (batch + 1))) as u32 }).collect()
     }
@@ -126,6 +126,9 @@ impl Call {
     /// Boundaries of the sequences of a packed batch.
     pub(crate) fn boundaries(&self, total: usize) -> Vec<u32> {
         let batch = self.dims.batch;
+        if batch == 0 {
+            return vec![0];
+        }
         // The second sequence is empty.
         let at = |n: usize| if n == 2 { total / batch } else { n * total / batch };
         let mut bounds: Vec<u32> = (0..=batch).map(|n| at(n) as u32).collect();
@@ -198,6 +201,29 @@ impl Call {
 
     /// The reference's answer: o in the order of the shape, lse (batch, heads, rows) or (heads, rows).
     pub(crate) fn reference(&self, data: &HostData) -> Output {
+        let output = self.with_case(data, |case, packed| match packed {
+            Some([q, kv]) => reference::attention_packed(case, q, kv),
+            None => reference::attention(case),
+        });
+        output.unwrap_or_else(|error| panic!("{self:?}: {error}"))
+    }
+
+    /// The reference's gradients, in the orders of what they are of.
+    pub(crate) fn reference_gradients(
+        &self,
+        data: &HostData,
+        grad_o: &[f32],
+        grad_lse: &[f32],
+    ) -> reference::Gradients {
+        let gradients = self.with_case(data, |case, packed| match packed {
+            Some([q, kv]) => reference::attention_backward_packed(case, q, kv, grad_o, Some(grad_lse)),
+            None => reference::attention_backward(case, grad_o, Some(grad_lse)),
+        });
+        gradients.unwrap_or_else(|error| panic!("{self:?}: {error}"))
+    }
+
+    /// The call as the reference takes it, and the boundaries of a packed batch.
+    fn with_case<T>(&self, data: &HostData, of: impl FnOnce(&Case<'_>, Option<[&[u32]; 2]>) -> T) -> T {
         let Dims { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim } = self.dims;
         let bounds = [self.boundaries(q_len), self.boundaries(kv_len)];
         let packed = self.lens == Lens::Packed;
@@ -245,29 +271,19 @@ impl Call {
             kv_lens: matches!(self.lens, Lens::Kv | Lens::Both).then_some(&kv_lens),
             q_lens: (self.lens == Lens::Both).then_some(&q_lens),
         };
-        let output = if packed {
-            reference::attention_packed(&case, &bounds[0], &bounds[1])
-        } else {
-            reference::attention(&case)
-        };
-        output.unwrap_or_else(|error| panic!("{self:?}: {error}"))
+        of(&case, packed.then_some([&bounds[0], &bounds[1]]))
     }
 
     pub(crate) fn upload(&self, engine: &Engine, data: &HostData) -> Uploaded {
-        let Dims { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim } = self.dims;
-        let shape = |heads: usize, len: usize, dim: usize| {
-            if self.lens == Lens::Packed { vec![len, heads, dim] } else { vec![batch, heads, len, dim] }
-        };
-        let place = |dtype, data: &[f32], shape: Vec<usize>| match self.layout {
-            Layout::Dense => amid_nan_in(dtype, engine, data, &shape),
-            Layout::Swapped => swapped(engine, dtype, data, &shape),
-        };
+        let Dims { q_heads, kv_heads, q_len, kv_len, head_dim, value_dim, .. } = self.dims;
+        let place =
+            |dtype, data: &[f32], heads, len, dim| self.place(engine, dtype, data, &self.shape(heads, len, dim));
         // Tables are copied by the word.
         let table = |data: &[f32]| engine.upload(data, [data.len()]).unwrap();
         Uploaded {
-            q: place(self.storage.q, &data.q, shape(q_heads, q_len, head_dim)),
-            k: place(self.storage.k, &data.k, shape(kv_heads, kv_len, head_dim)),
-            v: place(self.storage.v, &data.v, shape(kv_heads, kv_len, value_dim)),
+            q: place(self.storage.q, &data.q, q_heads, q_len, head_dim),
+            k: place(self.storage.k, &data.k, kv_heads, kv_len, head_dim),
+            v: place(self.storage.v, &data.v, kv_heads, kv_len, value_dim),
             bias: self.bias.map(|(dtype, shape)| amid_nan_in(dtype, engine, &data.bias, &shape)),
             mask: self.mask.map(|shape| engine.upload_mask(&data.mask, shape).unwrap()),
             ranges: self.ranges.map(|[a, b, c]| engine.upload(&data.ranges, [a, b, c, 2]).unwrap()),
@@ -311,24 +327,50 @@ impl Call {
     pub(crate) fn run(&self, engine: &Engine, plan: &Plan, uploaded: &Uploaded) -> Results {
         let Dims { batch, q_heads, q_len, value_dim, .. } = self.dims;
         let packed = self.lens == Lens::Packed;
-        let (o_shape, lse_shape) = if packed {
-            (vec![q_len, q_heads, value_dim], vec![q_heads, q_len])
-        } else {
-            (vec![batch, q_heads, q_len, value_dim], vec![batch, q_heads, q_len])
-        };
-        let swapped = self.layout == Layout::Swapped;
-        let axes = swap(o_shape.len());
-        let stored: Vec<usize> =
-            if swapped { axes.iter().map(|&axis| o_shape[axis]).collect() } else { o_shape.clone() };
-        let o = Guarded::stored(self.storage.o, engine, &stored);
+        let lse_shape = if packed { vec![q_heads, q_len] } else { vec![batch, q_heads, q_len] };
+        let o = Placed::new(self, engine, self.storage.o, &self.shape(q_heads, q_len, value_dim));
         let lse = Guarded::new(engine, &lse_shape);
-        let o_view = if swapped { o.tensor.permute(&axes).unwrap() } else { o.tensor.clone() };
-        uploaded.run_into(engine, plan, &AttentionOutput { o: o_view, lse: lse.tensor.clone() });
-        let mut o_out = o.read();
-        if swapped {
-            o_out = transpose(&o_out, &stored);
+        uploaded.run_into(engine, plan, &AttentionOutput { o: o.view.clone(), lse: lse.tensor.clone() });
+        (o.read(), lse.read())
+    }
+
+    /// The shape of a tensor of so many heads.
+    pub(crate) fn shape(&self, heads: usize, len: usize, dim: usize) -> Vec<usize> {
+        if self.lens == Lens::Packed { vec![len, heads, dim] } else { vec![self.dims.batch, heads, len, dim] }
+    }
+
+    /// A tensor that is read, amid NaN.
+    pub(crate) fn place(&self, engine: &Engine, dtype: DType, data: &[f32], shape: &[usize]) -> Tensor {
+        match self.layout {
+            Layout::Dense => amid_nan_in(dtype, engine, data, shape),
+            Layout::Swapped => swapped(engine, dtype, data, shape),
         }
-        (o_out, lse.read())
+    }
+}
+
+/// An output of a call's layout, amid guard words.
+pub(crate) struct Placed {
+    guarded: Guarded,
+    pub(crate) view: Tensor,
+    /// As it lies, where that isn't its shape.
+    swapped: Option<Vec<usize>>,
+}
+
+impl Placed {
+    pub(crate) fn new(call: &Call, engine: &Engine, dtype: DType, shape: &[usize]) -> Self {
+        let axes = swap(shape.len());
+        let swapped = call.layout == Layout::Swapped;
+        let stored: Vec<usize> = if swapped { axes.iter().map(|&axis| shape[axis]).collect() } else { shape.to_vec() };
+        let guarded = Guarded::stored(dtype, engine, &stored);
+        let view = if swapped { guarded.tensor.permute(&axes).unwrap() } else { guarded.tensor.clone() };
+        Self { guarded, view, swapped: swapped.then_some(stored) }
+    }
+
+    /// Its elements in the order of its shape.
+    #[track_caller]
+    pub(crate) fn read(&self) -> Vec<f32> {
+        let elements = self.guarded.read();
+        self.swapped.as_ref().map_or_else(|| elements.clone(), |stored| transpose(&elements, stored))
     }
 }
 

@@ -3,7 +3,7 @@
 
 use tilewise::reference::{self, Case, Precision};
 use tilewise::{
-    Align, Attention, DType, DeviceFacts, Engine, Inputs, MaskMod, Path, Plan, Problem, ScoreMod, Storage, wgpu,
+    Align, Attention, DType, DeviceFacts, Engine, Error, Inputs, MaskMod, Path, Plan, Problem, ScoreMod, Storage, wgpu,
 };
 
 use super::support::{assert_close, engines, one_head, random};
@@ -77,6 +77,15 @@ fn many_keys_into_few_bits() {
         let subgroups = facts.features.contains(wgpu::Features::SUBGROUP) && facts.min_subgroup_size >= 4;
         let refused = engine.attention(&q, &k, &k, &Attention::full());
         assert_eq!(refused.is_err(), software && !subgroups, "{:?}", refused.err());
+        // Of the kernels' bounds the widest is told, and what has none.
+        let more = engine.alloc(DType::F16, [1, 1, 20 * LONG, 4]).unwrap();
+        if let Err(Error::Unsupported { what, available, .. }) = engine.attention(&q, &more, &more, &Attention::full())
+        {
+            assert!(what.ends_with("of an output in f16; f32 has no such bound"), "{what}");
+            assert_eq!(available > LONG as u64, subgroups, "{available}");
+        } else {
+            assert!(!software);
+        }
         engine.attention(&q, &k, &k, &Attention::full().output_dtype(DType::F32)).unwrap();
     }
 }

@@ -7,6 +7,7 @@
 //! that are slow.
 
 mod alike;
+mod backward;
 mod call;
 mod dims;
 mod errors;

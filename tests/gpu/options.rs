@@ -35,7 +35,7 @@ fn windows() {
 }
 
 /// Shapes that broadcast over every axis.
-const BROADCAST: [[bool; 4]; 7] = [
+pub(crate) const BROADCAST: [[bool; 4]; 7] = [
     [true, true, true, true],
     [false, false, false, true],
     [true, false, false, true],
@@ -45,7 +45,7 @@ const BROADCAST: [[bool; 4]; 7] = [
     [false, false, false, false],
 ];
 
-fn broadcast(dims: &Dims, full: [bool; 4]) -> [usize; 4] {
+pub(crate) fn broadcast(dims: &Dims, full: [bool; 4]) -> [usize; 4] {
     let sizes = [dims.batch, dims.q_heads, dims.q_len, dims.kv_len];
     core::array::from_fn(|axis| if full[axis] { sizes[axis] } else { 1 })
 }
@@ -145,7 +145,7 @@ fn everything_at_once() {
 }
 
 /// A choice for each factor of [`PAIRS`], by index.
-type Choices = [usize; 11];
+pub(crate) type Choices = [usize; 11];
 
 /// How many choices each factor of the sweep has; what they are is in [`chosen`].
 const PAIRS: Choices = [5, 4, 3, 3, 3, 4, 2, 4, 4, 5, 5];
@@ -161,7 +161,7 @@ fn allowed(factor: usize, choice: usize, other: usize, other_choice: usize) -> b
     !(tensor(factor, choice) && packed(other, other_choice) || tensor(other, other_choice) && packed(factor, choice))
 }
 
-fn chosen(row: Choices, seed: u64) -> Call {
+pub(crate) fn chosen(row: Choices, seed: u64) -> Call {
     let [mask, bias, causal, window, groups, dtype, layout, dim, lens, len, score] = row;
     let (q_heads, kv_heads) = [(1, 1), (4, 2), (3, 1)][groups];
     let (head_dim, value_dim) = [(8, 8), (5, 3), (64, 64), (80, 33)][dim];
@@ -199,7 +199,7 @@ fn chosen(row: Choices, seed: u64) -> Call {
 }
 
 /// Rows in which every allowed pair of choices occurs, built greedily.
-fn covering_array() -> Vec<Choices> {
+pub(crate) fn covering_array() -> Vec<Choices> {
     let mut missing = BTreeSet::new();
     for (factor, &choices) in PAIRS.iter().enumerate() {
         for (other, &other_choices) in PAIRS.iter().enumerate().skip(factor + 1) {

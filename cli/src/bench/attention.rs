@@ -12,7 +12,7 @@ use crate::measure::{self, Elapsed, Stopwatch, caught};
 use crate::tensors::Numbers;
 
 /// From here on one run is enough.
-const LONG_SECONDS: f64 = 10.0;
+pub(super) const LONG_SECONDS: f64 = 10.0;
 
 /// From here on a run is cut into short submissions: systems take a GPU from whoever keeps it for seconds. A software device
 /// has no such watchdog, and loses time whenever its cores wait for the last of them.
@@ -43,9 +43,13 @@ impl<'a> Data<'a> {
         })
     }
 
+    pub(super) fn inputs(&self) -> Inputs<'_> {
+        Inputs::new(&self.q, &self.k, &self.v)
+    }
+
     /// With outputs for a plan.
     pub(super) fn bindings<'b>(&'b self, output: &'b AttentionOutput, workspace: Option<&'b Tensor>) -> Bindings<'b> {
-        Bindings { inputs: Inputs::new(&self.q, &self.k, &self.v), o: &output.o, lse: &output.lse, workspace }
+        Bindings { inputs: self.inputs(), o: &output.o, lse: &output.lse, workspace }
     }
 }
 

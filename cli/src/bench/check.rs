@@ -71,7 +71,7 @@ pub(super) fn spread(size: usize, count: usize) -> Vec<usize> {
 }
 
 /// The reference's view of a problem.
-fn case<'a>(spec: &Spec, problem: &Problem, inputs: &'a HostInputs) -> Case<'a> {
+pub(super) fn case<'a>(spec: &Spec, problem: &Problem, inputs: &'a HostInputs) -> Case<'a> {
     let (dims, options) = (&problem.dims(), &spec.options);
     let [window_left, window_right] = options.window.map_or([None; 2], |window| window.0);
     Case {

@@ -16,12 +16,21 @@ pub(super) fn method(kind: Kind, software: bool) -> Vec<String> {
          takes over 10 s. Every result was checked before its time was taken for anything.",
         match kind {
             Kind::Matmul => "GFLOP/s: 2 n^3 over that time. of FMA: its share of the multiply-add rate above.",
+            Kind::Backward => {
+                "GFLOP/s: 2 (3 head_dim + 2 value_dim) for each key that a query sees, over that time: the five products that are needed, \
+                 of seven that are done. of FMA: its share of the multiply-add rate above."
+            }
             _ => {
                 "GFLOP/s: 2 (head_dim + value_dim) for each key that a query sees, over that time. of FMA: its share of the \
                  multiply-add rate above."
             }
         },
-        "extra: the peak of the engine's count of its wgpu buffers, less inputs and o. peak: with them.",
+        match kind {
+            Kind::Backward => {
+                "extra: the peak of the engine's count of its wgpu buffers, less inputs, o, lse and gradients. peak: with them."
+            }
+            _ => "extra: the peak of the engine's count of its wgpu buffers, less inputs and o. peak: with them.",
+        },
         "allocator: what wgpu's allocator reports for the whole device right after a run, whose tensors are alive.",
     ];
     if software {
@@ -34,6 +43,10 @@ pub(super) fn method(kind: Kind, software: bool) -> Vec<String> {
     }
     lines.push(match kind {
         Kind::Matmul => "max |diff|: with the f64 reference, on the elements where 8 rows and 8 columns meet.",
+        Kind::Backward => {
+            "max |diff|: with the f64 reference, all elements of dq, dk and dv; over 2^34 FLOPs between sums over dv and over the \
+             gradient of o, which must be equal."
+        }
         _ => {
             "max |diff|: between tiled and naive, over all rows, where both ran; (f64): with the f64 reference, on 16 rows, where one \
              did. Each is held against the f64 reference besides, and against rows left out."

@@ -29,10 +29,9 @@ impl Spec {
         match self.kind {
             Kind::Matmul => {
                 ensure!(self.q_len == self.kv_len, "--kind matmul multiplies square matrices; accepted: --q-len alone");
-                let Options { window, softcap, .. } = self.options;
                 ensure!(
-                    self.dtype == Dtype::F32 && window.is_none() && softcap.is_none(),
-                    "--kind matmul with --dtype {}, --window or --softcap; accepted: f32, and neither",
+                    self.dtype == Dtype::F32 && self.options == Options::default(),
+                    "--kind matmul with --dtype {}, or with a mask, --scale or --softcap; accepted: f32, and none of them",
                     self.dtype.name()
                 );
                 let elems = self.q_len.checked_mul(self.q_len);
@@ -54,7 +53,7 @@ impl Spec {
     }
 
     pub(super) fn kind_name(&self) -> String {
-        if self.kind == Kind::Matmul { "matmul".to_string() } else { "forward".to_string() }
+        self.kind.name()
     }
 
     /// All but the lengths, for people.
@@ -78,7 +77,7 @@ impl Spec {
         if let Some(scale) = self.options.scale {
             shape += &format!("scale {scale}, ");
         }
-        shape + self.dtype.name()
+        shape + self.dtype.name() + if self.kind == Kind::Backward { ", gradients" } else { "" }
     }
 
     /// The lengths, for people.

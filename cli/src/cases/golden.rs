@@ -6,11 +6,11 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use serde_json::Value;
 use tilewise::reference::Comparison;
-use tilewise::{Align, Attention, DType};
+use tilewise::{Align, Attention, AttentionOutput, BackwardInputs, DType, Gradients, Tensor};
 
 use super::inputs::{booleans, four_axes, lengths, stored_exactly};
 use super::{Compared, Descriptions, Runner, check_shape, check_tensors, compare_no_nan, refuse, undescribed};
-use crate::tensors::{DeviceInputs, Numbers, Tensors, expected};
+use crate::tensors::{DeviceInputs, Numbers, Tensors, expected, gradients_over_nans};
 use crate::verify::{Dtype, Outputs, VerifyArgs};
 
 #[derive(Debug, Deserialize)]
@@ -88,10 +88,16 @@ pub(super) fn check(runner: &Runner<'_>, case: &Value) -> Result<Compared> {
         wanted.push((name, expected(name, &tensors.get(name)?)?, tolerance));
     }
     let options = entry.options(&tensors)?;
-    let output = runner.attention(&entry.upload(runner, &tensors)?, &options)?;
+    let inputs = entry.upload(runner, &tensors)?;
+    let output = runner.attention(&inputs, &options)?;
+    let gradients = if wanted.iter().any(|(name, ..)| is_gradient(name)) {
+        Some(entry.gradients(runner, &tensors, &inputs, &output, &options)?)
+    } else {
+        None
+    };
     let mut compared = Compared::new();
     for (name, expected, tolerance) in wanted {
-        let got = if name == "lse" { output.lse.read()? } else { output.o.read()? };
+        let got = of_name(name, &output, gradients.as_ref()).with_context(|| format!("there is no {name}"))?.read()?;
         let mut comparison = compare_no_nan(&got, &expected, tolerance);
         if name == "o" {
             entry.check_empty_rows(&tensors, &got, &mut comparison)?;
@@ -99,6 +105,26 @@ pub(super) fn check(runner: &Runner<'_>, case: &Value) -> Result<Compared> {
         compared.insert(name.to_string(), comparison);
     }
     Ok(compared)
+}
+
+fn is_gradient(name: &str) -> bool {
+    GRADIENTS.contains(&name)
+}
+
+const GRADIENTS: [&str; 5] = ["dq", "dk", "dv", "dbias", "dsinks"];
+
+/// The result that a case calls so.
+fn of_name<'a>(name: &str, output: &'a AttentionOutput, gradients: Option<&'a Gradients>) -> Option<&'a Tensor> {
+    match (name, gradients) {
+        ("o", _) => Some(&output.o),
+        ("lse", _) => Some(&output.lse),
+        ("dq", Some(gradients)) => Some(&gradients.dq),
+        ("dk", Some(gradients)) => Some(&gradients.dk),
+        ("dv", Some(gradients)) => Some(&gradients.dv),
+        ("dbias", Some(gradients)) => gradients.dbias.as_ref(),
+        ("dsinks", Some(gradients)) => gradients.dsinks.as_ref(),
+        _ => None,
+    }
 }
 
 /// A bound of a window: below 0 is none.
@@ -118,9 +144,8 @@ impl Entry {
 
     /// The outputs to compare, of those asked for.
     fn compared(&self, args: &VerifyArgs) -> Vec<&str> {
-        let gradient = |name: &&str| name.starts_with('d');
         let outputs = || self.compare.iter().map(String::as_str);
-        let forward: Vec<_> = outputs().filter(|name| !gradient(name)).collect();
+        let forward: Vec<_> = outputs().filter(|name| !is_gradient(name)).collect();
         // Of the outputs asked for a case may have none: it is about the others.
         if args.outputs == Outputs::All || forward.is_empty() { outputs().collect() } else { forward }
     }
@@ -130,7 +155,7 @@ impl Entry {
         let mut reasons = undescribed(tensors, &self.inputs, &self.outputs);
         for name in self.inputs.keys() {
             let known = match name.as_str() {
-                // do and dlse matter to gradients only, which are seen by the outputs.
+                // do and dlse matter to gradients only.
                 "q" | "k" | "v" | "do" | "dlse" | "sinks" | "alibi_slopes" => true,
                 "bias" | "mask" | "kv_lens" | "q_lens" => !self.packed(),
                 "cu_seqlens_q" | "cu_seqlens_k" => self.packed(),
@@ -144,15 +169,16 @@ impl Entry {
         let off = |value: &Value| value.is_null() || value == false || value.as_f64() == Some(0.0);
         let others = self.attrs.others.iter().filter(|(_, value)| !off(value));
         reasons.extend(others.map(|(name, value)| format!("attribute {name} {value} isn't known")));
-        let (gradients, others): (Vec<_>, Vec<_>) = self
-            .compared(args)
-            .into_iter()
-            .filter(|name| !matches!(*name, "o" | "lse"))
-            .partition(|name| name.starts_with('d'));
-        if !gradients.is_empty() {
-            reasons.push(format!("gradients ({}) aren't built yet", gradients.join(" ")));
+        let compared = self.compared(args);
+        let unknown = compared.iter().filter(|name| !matches!(**name, "o" | "lse") && !is_gradient(name));
+        reasons.extend(unknown.map(|name| format!("output {name} isn't known")));
+        let absent = |gradient: &str| compared.contains(&gradient) && !self.has(&gradient[1..]);
+        reasons.extend(
+            GRADIENTS.into_iter().filter(|name| absent(name)).map(|name| format!("{name} of what isn't there")),
+        );
+        if compared.iter().any(|name| is_gradient(name)) && !self.has("do") {
+            reasons.push("gradients without do".to_string());
         }
-        reasons.extend(others.into_iter().map(|name| format!("output {name} isn't known")));
         reasons
     }
 
@@ -228,17 +254,8 @@ impl Entry {
     /// The inputs on the device: q, k and v in the type to run in, a bias too if it stays what it is. All else is f32 always.
     fn upload(&self, runner: &Runner<'_>, tensors: &Tensors<'_>) -> Result<DeviceInputs> {
         let engine = runner.engine;
-        let dtype = match runner.args.dtype {
-            Dtype::F32 => DType::F32,
-            Dtype::F16 => DType::F16,
-            Dtype::Bf16 => DType::Bf16,
-        };
-        let stored = |name: &str| -> Result<_> {
-            let stored = stored_exactly(&numbers(tensors, name)?, dtype).with_context(|| {
-                format!("{name} has numbers that {dtype} doesn't hold, which the manifest lists in inputs_exact_in")
-            })?;
-            Ok(stored.upload(engine, tensors.get(name)?.shape())?)
-        };
+        let dtype = stored_as(runner.args);
+        let stored = |name: &str| upload_stored(runner, tensors, name);
         let mut inputs = DeviceInputs::new([stored("q")?, stored("k")?, stored("v")?]);
         if self.has("bias") {
             let bias = numbers(tensors, "bias")?;
@@ -255,6 +272,25 @@ impl Entry {
         Ok(inputs)
     }
 
+    fn gradients(
+        &self,
+        runner: &Runner<'_>,
+        tensors: &Tensors<'_>,
+        inputs: &DeviceInputs,
+        output: &AttentionOutput,
+        options: &Attention,
+    ) -> Result<Gradients> {
+        let grad_o = upload_stored(runner, tensors, "do")?;
+        let grad_lse = if self.has("dlse") {
+            Some(runner.engine.upload(&numbers(tensors, "dlse")?, output.lse.shape())?)
+        } else {
+            None
+        };
+        let AttentionOutput { o, lse } = output;
+        let given = BackwardInputs { inputs: inputs.inputs(), o, lse, grad_o: &grad_o, grad_lse: grad_lse.as_ref() };
+        gradients_over_nans(runner.engine, &given, options)
+    }
+
     /// A row that sees no key is exactly 0 in o: no tolerance is for that. Those rows are known by their lse.
     fn check_empty_rows(&self, tensors: &Tensors<'_>, o: &[f32], comparison: &mut Comparison) -> Result<()> {
         if !self.outputs.contains_key("lse") {
@@ -268,6 +304,24 @@ impl Entry {
         comparison.mismatches = comparison.mismatches.max(wrong);
         Ok(())
     }
+}
+
+/// The type that a case runs in.
+fn stored_as(args: &VerifyArgs) -> DType {
+    match args.dtype {
+        Dtype::F32 => DType::F32,
+        Dtype::F16 => DType::F16,
+        Dtype::Bf16 => DType::Bf16,
+    }
+}
+
+/// A tensor on the device, in the type that the case runs in.
+fn upload_stored(runner: &Runner<'_>, tensors: &Tensors<'_>, name: &str) -> Result<Tensor> {
+    let dtype = stored_as(runner.args);
+    let stored = stored_exactly(&numbers(tensors, name)?, dtype).with_context(|| {
+        format!("{name} has numbers that {dtype} doesn't hold, which the manifest lists in inputs_exact_in")
+    })?;
+    Ok(stored.upload(runner.engine, tensors.get(name)?.shape())?)
 }
 
 fn numbers(tensors: &Tensors<'_>, name: &str) -> Result<Vec<f32>> {

@@ -11,6 +11,8 @@ fn rows_that_are_all_refused_are_an_error() {
         return;
     }
     for (args, reason) in [
+        (["bench", "--plot=same.svg", "--csv=same.svg"], "--plot and --csv name one file"),
+        (["bench", "--q-len=8", "--plot=some.png"], "--plot draws SVG"),
         (["bench", "--path=naive", "--q-len=131072,262144"], "the first: needs 64 GiB of scores, u32 indexes 16 GiB"),
         (["bench", "--path=naive", "--window=1,0"], "the first: the naive path with a window"),
         (["bench", "--path=naive", "--kind=matmul"], "the first: a matrix product has no naive path"),

@@ -244,7 +244,7 @@ fn golden_what_is_not_known_is_refused_by_name() {
             case.entry["compare"] = json!(["dq"]);
         }),
     ];
-    let names = ["temperature", "page_table", "mask", "cu_seqlens_q", "mask", "output p", "gradients (dq)"];
+    let names = ["temperature", "page_table", "mask", "cu_seqlens_q", "mask", "output p", "gradients without do"];
     assert_ends(&run_golden(&cases, &[]), "refused", &names);
 }
 

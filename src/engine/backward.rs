@@ -1,0 +1,349 @@
+//! Gradients: what a backward call reads and writes, and its dispatches.
+
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::gpu::{Gpu, Purpose, Tensor};
+use crate::kernels::flash_bwd::{self, Makes};
+use crate::kernels::{Strides, flash_bwd_dsinks, flash_bwd_preprocess, to_u32};
+use crate::plan::{BackwardPart, BackwardPlan};
+use crate::problem::{Align, Attention, DType, Dims, Problem};
+
+use super::inputs::{Inputs, check_tensors};
+use super::steps::{Step, Work, bound, broadcast_strides, copies, first_elem, lse_strides, some_extras_in, strides_of};
+
+/// What a backward call reads: what the forward call read, what it gave, and the gradients of that.
+#[derive(Debug, Clone, Copy)]
+pub struct BackwardInputs<'a> {
+    /// What the forward call read.
+    pub inputs: Inputs<'a>,
+    /// What it gave: [`super::AttentionOutput::o`].
+    pub o: &'a Tensor,
+    /// Likewise [`super::AttentionOutput::lse`].
+    pub lse: &'a Tensor,
+    /// The gradient of o, of its shape and type.
+    pub grad_o: &'a Tensor,
+    /// The gradient of lse, f32, of its shape. None is 0. Of a row whose lse is -inf it counts for nothing.
+    pub grad_lse: Option<&'a Tensor>,
+}
+
+/// The gradients of what a call read.
+#[derive(Debug, Clone)]
+pub struct Gradients {
+    /// Of q, of its shape and type.
+    pub dq: Tensor,
+    /// Of k likewise: that of a key/value head is summed over its query heads.
+    pub dk: Tensor,
+    /// Of v likewise.
+    pub dv: Tensor,
+    /// Of the bias, of its own shape and type: summed over the axes along which it broadcasts. None where there is none, or in
+    /// [`BackwardBindings`] where it isn't wanted: it takes as long as dq.
+    pub dbias: Option<Tensor>,
+    /// Of the sinks, f32, `(q_heads)`. None where there are none, or where it isn't wanted.
+    pub dsinks: Option<Tensor>,
+}
+
+/// The tensors of one backward call. The gradients lie in buffers that the call doesn't read.
+#[derive(Debug, Clone, Copy)]
+pub struct BackwardBindings<'a> {
+    /// What is read.
+    pub inputs: BackwardInputs<'a>,
+    /// Where the gradients go: of the shapes and types of what they are of, in any strides with a contiguous last axis.
+    pub gradients: &'a Gradients,
+    /// At least [`BackwardPlan::workspace_bytes`] of scratch memory, dense. None where that is 0.
+    pub workspace: Option<&'a Tensor>,
+}
+
+impl BackwardPlan {
+    /// Records the plan's dispatches into the caller's encoder, as [`crate::Plan::record`] does.
+    ///
+    /// # Errors
+    /// As [`crate::Plan::record`]; [`Error::Invalid`] too for a gradient in a buffer that is read.
+    pub fn record(&self, encoder: &mut wgpu::CommandEncoder, bindings: &BackwardBindings<'_>) -> Result<()> {
+        let gpu = bindings.inputs.inputs.q.gpu();
+        let work = work_of(gpu, self, bindings)?;
+        work.record_copies(gpu, encoder)?;
+        for step in &work.steps {
+            step.record(gpu, encoder, 0..step.blocks)?;
+        }
+        Ok(())
+    }
+}
+
+impl BackwardBindings<'_> {
+    /// Whether the tensors are what the plan says, on one device, and no gradient where something is read or another one written.
+    fn check(&self, gpu: &Arc<Gpu>, plan: &BackwardPlan) -> Result<()> {
+        let Self { inputs: BackwardInputs { inputs, o, lse, grad_o, grad_lse }, gradients, workspace } = *self;
+        let problem = plan.problem();
+        check_tensors(problem, &inputs, o, lse)?;
+        let Gradients { dq, dk, dv, dbias, dsinks } = gradients;
+        let alike = [
+            ("grad_o", Some(grad_o), Some(o)),
+            ("grad_lse", grad_lse, Some(lse)),
+            ("dq", Some(dq), Some(inputs.q)),
+            ("dk", Some(dk), Some(inputs.k)),
+            ("dv", Some(dv), Some(inputs.v)),
+            ("dbias", dbias.as_ref(), inputs.bias),
+            ("dsinks", dsinks.as_ref(), inputs.sinks),
+        ];
+        for (name, tensor, of) in alike {
+            match (tensor, of) {
+                (Some(tensor), Some(of)) if tensor.shape() == of.shape() && tensor.dtype() == of.dtype() => {}
+                (Some(tensor), Some(of)) => {
+                    return Err(Error::invalid(format!(
+                        "{name} of {} and shape {:?}; accepted: {}, {:?}",
+                        tensor.dtype(),
+                        tensor.shape(),
+                        of.dtype(),
+                        of.shape()
+                    )));
+                }
+                (Some(_), None) => {
+                    return Err(Error::invalid(format!("{name} of what isn't there; accepted: none")));
+                }
+                (None, _) => {}
+            }
+        }
+        if let Some(dsinks) = dsinks.as_ref().filter(|dsinks| !dsinks.is_dense()) {
+            return Err(Error::invalid(format!(
+                "dsinks with strides {:?}; accepted: a dense tensor",
+                dsinks.strides()
+            )));
+        }
+        let read = inputs.tensors().chain([("o", o), ("lse", lse), ("grad_o", grad_o)]);
+        let read: Vec<_> = read.chain(grad_lse.map(|tensor| ("grad_lse", tensor))).collect();
+        let written = [("dq", dq), ("dk", dk), ("dv", dv)].into_iter();
+        let written = written.chain(dbias.as_ref().map(|tensor| ("dbias", tensor)));
+        let written = written.chain(dsinks.as_ref().map(|tensor| ("dsinks", tensor)));
+        let written: Vec<_> = written.chain(workspace.map(|tensor| ("workspace", tensor))).collect();
+        for (index, &(name, output)) in written.iter().enumerate() {
+            for &(other_name, other) in read.iter().chain(&written[..index]) {
+                if !Arc::ptr_eq(output.gpu(), gpu) || !Arc::ptr_eq(other.gpu(), gpu) {
+                    return Err(Error::invalid(format!(
+                        "{name} and {other_name} of different engines; accepted: of one"
+                    )));
+                }
+                if output.overlaps(other) {
+                    return Err(Error::invalid(format!(
+                        "{name} overlaps {other_name}; accepted: gradients apart from all else"
+                    )));
+                }
+                let is_read = name == "workspace" || read.iter().any(|&(read, _)| read == other_name);
+                if is_read && output.shares_buffer(other) {
+                    return Err(Error::invalid(format!(
+                        "{name} lies in the buffer of {other_name}; accepted: a buffer of its own"
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Tensors of undefined contents for the gradients of a problem, dense.
+pub(super) fn alloc_gradients(gpu: &Arc<Gpu>, problem: &Problem) -> Result<Gradients> {
+    let alloc = |dtype, shape: &[usize]| Tensor::alloc(gpu, "tilewise.gradient", dtype, shape, Purpose::Output);
+    let [q, k, v, ..] = problem.shapes();
+    let storage = problem.storage;
+    Ok(Gradients {
+        dq: alloc(storage.q, &q)?,
+        dk: alloc(storage.k, &k)?,
+        dv: alloc(storage.v, &v)?,
+        dbias: problem.bias.map(|(dtype, shape)| alloc(dtype, &shape)).transpose()?,
+        dsinks: problem.sinks.then(|| alloc(DType::F32, &[problem.dims.q_heads])).transpose()?,
+    })
+}
+
+/// What a plan does with these tensors.
+pub(super) fn work_of(gpu: &Arc<Gpu>, plan: &BackwardPlan, bindings: &BackwardBindings<'_>) -> Result<Work> {
+    bindings.check(gpu, plan)?;
+    let extras = some_extras_in(plan.extras(), bindings.workspace)?;
+    let copies = copies(gpu, plan.problem(), plan.extras(), &bindings.inputs.inputs)?;
+    let mut steps = vec![preprocess_step(gpu, plan, &bindings.inputs, &extras)?];
+    for part in plan.parts() {
+        steps.extend(part_steps(gpu, plan, part, bindings, &extras)?);
+    }
+    if let (Some(variant), Some(dsinks)) = (plan.dsinks(), &bindings.gradients.dsinks) {
+        steps.push(dsinks_step(gpu, plan, variant, dsinks, &extras)?);
+    }
+    Ok(Work { copies, workspace: Some(extras), steps })
+}
+
+/// How many of (batch, heads, rows) lie behind one another; a packed batch is one entry of all rows.
+fn rows_of(problem: &Problem) -> [usize; 3] {
+    let Dims { batch, q_heads, q_len, .. } = problem.dims;
+    [if problem.attention.is_packed() { 1 } else { batch }, q_heads, q_len]
+}
+
+fn preprocess_step(gpu: &Gpu, plan: &BackwardPlan, inputs: &BackwardInputs<'_>, extras: &Tensor) -> Result<Step> {
+    let BackwardInputs { o, lse, grad_o, grad_lse, .. } = *inputs;
+    let problem = plan.problem();
+    let packed = problem.attention.is_packed();
+    let [batch, heads, rows] = rows_of(problem);
+    let variant = flash_bwd_preprocess::Variant { grad_lse: grad_lse.is_some(), ..plan.preprocess() };
+    let items = batch * heads * rows;
+    let params = flash_bwd_preprocess::Params {
+        o: strides_of(gpu, "o", o, packed)?,
+        grad_o: strides_of(gpu, "grad_o", grad_o, packed)?,
+        lse: lse_strides(gpu, "lse", lse, packed)?,
+        grad_lse: grad_lse.map_or(Ok(Strides::NONE), |tensor| lse_strides(gpu, "grad_lse", tensor, packed))?,
+        heads: to_u32(heads)?,
+        rows: to_u32(rows)?,
+        dim: to_u32(problem.dims.value_dim)?,
+        items: to_u32(items)?,
+        states: first_elem(gpu, extras)? + plan.extras().rows,
+        first_block: 0,
+        end_block: 0,
+        pad: 0,
+    };
+    let tensors = [o, grad_o, lse].into_iter().chain(grad_lse).chain([extras]);
+    Ok(Step {
+        kernel: variant.kernel(),
+        tensors: tensors.cloned().collect(),
+        blocks: items.div_ceil(variant.threads as usize) as u64,
+        params: Box::new(move |blocks| {
+            let params = flash_bwd_preprocess::Params { first_block: blocks.start, end_block: blocks.end, ..params };
+            bytemuck::bytes_of(&params).to_vec()
+        }),
+    })
+}
+
+fn dsinks_step(
+    gpu: &Gpu,
+    plan: &BackwardPlan,
+    variant: flash_bwd_dsinks::Variant,
+    dsinks: &Tensor,
+    extras: &Tensor,
+) -> Result<Step> {
+    let [batch, heads, rows] = rows_of(plan.problem());
+    let base = first_elem(gpu, extras)?;
+    let params = flash_bwd_dsinks::Params {
+        out: first_elem(gpu, dsinks)?,
+        heads: to_u32(heads)?,
+        rows: to_u32(rows)?,
+        batch: to_u32(batch)?,
+        sinks: base + plan.extras().sinks,
+        states: base + plan.extras().rows,
+        first_block: 0,
+        end_block: 0,
+    };
+    Ok(Step {
+        kernel: variant.kernel(),
+        tensors: vec![dsinks.clone(), extras.clone()],
+        blocks: heads as u64,
+        params: Box::new(move |blocks| {
+            let params = flash_bwd_dsinks::Params { first_block: blocks.start, end_block: blocks.end, ..params };
+            bytemuck::bytes_of(&params).to_vec()
+        }),
+    })
+}
+
+/// The dispatches of one of the tiled kernels; none of a gradient that isn't wanted.
+fn part_steps(
+    gpu: &Gpu,
+    plan: &BackwardPlan,
+    BackwardPart { variant, tiles_per_pass }: &BackwardPart,
+    bindings: &BackwardBindings<'_>,
+    extras: &Tensor,
+) -> Result<Vec<Step>> {
+    let (problem, places) = (plan.problem(), plan.extras());
+    let BackwardBindings { inputs: BackwardInputs { inputs, grad_o, .. }, gradients, .. } = *bindings;
+    let dims = &problem.dims;
+    let options @ Attention { align, softcap, .. } = &problem.attention;
+    let packed = options.is_packed();
+    let (longest_q, longest_kv) = problem.longest();
+    let (out, dv) = match variant.makes() {
+        Makes::Dq(_) => (Some(&gradients.dq), None),
+        Makes::DkDv(dk, dv) => (dk.map(|_| &gradients.dk), dv.map(|_| &gradients.dv)),
+        Makes::Dbias(_) => (gradients.dbias.as_ref(), None),
+    };
+    if out.is_none() && dv.is_none() {
+        return Ok(Vec::new());
+    }
+    let (bias, bias_key) = broadcast_strides(gpu, "bias", inputs.bias)?;
+    let (mask, _) = broadcast_strides(gpu, "mask", inputs.mask.map(|mask| &mask.words))?;
+    let strides = |name: &str, tensor: Option<&Tensor>| {
+        tensor.map_or(Ok(Strides::NONE), |tensor| strides_of(gpu, name, tensor, packed))
+    };
+    let [left, right] = options.reach();
+    let ranges = problem.ranges.unwrap_or_default();
+    let own = if matches!(variant.makes(), Makes::DkDv(..)) { longest_kv } else { longest_q };
+    let rows = if matches!(variant.makes(), Makes::DkDv(..)) { dims.kv_len } else { dims.q_len };
+    let base = first_elem(gpu, extras)?;
+    let [_, heads, all_rows] = rows_of(problem);
+    let axes = problem.bias.map_or([1; 4], |(_, shape)| shape);
+    let params = flash_bwd::Params {
+        q: strides_of(gpu, "q", inputs.q, packed)?,
+        k: strides_of(gpu, "k", inputs.k, packed)?,
+        v: strides_of(gpu, "v", inputs.v, packed)?,
+        grad_o: strides_of(gpu, "grad_o", grad_o, packed)?,
+        bias,
+        mask,
+        out: strides("a gradient", out)?,
+        dv: strides("dv", dv)?,
+        q_len: to_u32(dims.q_len)?,
+        kv_len: to_u32(dims.kv_len)?,
+        head_dim: to_u32(dims.head_dim)?,
+        value_dim: to_u32(dims.value_dim)?,
+        q_heads: to_u32(dims.q_heads)?,
+        group_size: to_u32(dims.group_size())?,
+        q_blocks: to_u32(own.div_ceil(variant.block_own() as usize))?,
+        first_block: 0,
+        end_block: 0,
+        first_tile: 0,
+        end_tile: 0,
+        first_key: 0,
+        end_key: u32::MAX,
+        rows: if packed { 0 } else { to_u32(rows)? },
+        bottom_right: u32::from(*align == Align::BottomRight),
+        left: bound(left),
+        right: bound(right),
+        scale: problem.softmax_scale(),
+        softcap: softcap.unwrap_or(1.0),
+        bias_key,
+        mask_key: u32::from(inputs.mask.is_some_and(|mask| mask.shape()[3] != 1)),
+        sequences: base + places.sequences,
+        slopes: base + places.slopes,
+        slopes_batch: places.slopes_batch,
+        sinks: base + places.sinks,
+        ranges: base + places.ranges,
+        ranges_batch: if ranges[0] == 1 { 0 } else { to_u32(2 * ranges[1] * ranges[2])? },
+        ranges_head: if ranges[1] == 1 { 0 } else { to_u32(2 * ranges[2])? },
+        mod_data: base + places.mod_data,
+        mod_words: to_u32(problem.mod_words.unwrap_or(0))?,
+        states: base + places.rows,
+        states_batch: if packed { 0 } else { to_u32(2 * heads * all_rows)? },
+        states_head: to_u32(2 * all_rows)?,
+        bias_axes: (0..).zip(axes).map(|(axis, size)| u32::from(size != 1) << axis).sum(),
+        pad_0: 0,
+        pad_1: 0,
+    };
+    let mut tensors = vec![inputs.q, inputs.k, inputs.v];
+    tensors.extend(out);
+    tensors.push(grad_o);
+    tensors.extend(inputs.bias);
+    tensors.extend(inputs.mask.map(|mask| &mask.words));
+    tensors.push(extras);
+    tensors.extend(dv);
+    let tensors: Vec<Tensor> = tensors.into_iter().cloned().collect();
+    let aligned = [(inputs.q, params.q), (inputs.k, params.k), (inputs.v, params.v), (grad_o, params.grad_o)];
+    let aligned = variant.clone().aligned(aligned.map(|(tensor, strides)| (strides, tensor.elems() == 0)));
+    let kernel = aligned.kernel();
+    let blocks = variant.blocks(problem) as u64;
+    let tiles = variant.walked_tiles(problem);
+    let pass = |first: usize| -> Result<Step> {
+        let end = tiles.min(first.saturating_add(*tiles_per_pass as usize));
+        let params = flash_bwd::Params { first_tile: to_u32(first)?, end_tile: to_u32(end)?, ..params };
+        Ok(Step {
+            kernel: kernel.clone(),
+            tensors: tensors.clone(),
+            blocks,
+            params: Box::new(move |blocks| {
+                let params = flash_bwd::Params { first_block: blocks.start, end_block: blocks.end, ..params };
+                bytemuck::bytes_of(&params).to_vec()
+            }),
+        })
+    };
+    // With nothing to walk there is one pass all the same: it writes that gradients are 0.
+    (0..tiles.max(1)).step_by(*tiles_per_pass as usize).map(pass).collect()
+}
