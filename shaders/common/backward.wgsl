@@ -1,4 +1,6 @@
-// What the backward kernels share: what preprocess has found of each row, and what a score's gradient is.
+// What the backward kernels share: what preprocess has found of each row, what a score's gradient is, and which queries see a key.
+
+// @include score_mod_derivative = none
 
 // A weight that is none: of a masked key. No gradient is just this.
 const MASKED: f32 = -3.4028234e38;
@@ -30,6 +32,14 @@ fn score_slopes(scaled: vec4<f32>, batch: u32, head: u32, row: u32, key: u32) ->
         let t = accurate_tanh(s / params.softcap);
         s = params.softcap * t;
         slopes = 1.0 - t * t;
+    }
+    if (SCORE_MOD) {
+        slopes *= vec4(
+            score_mod_derivative(s.x, batch, head, row, key),
+            score_mod_derivative(s.y, batch, head, row, key + 1u),
+            score_mod_derivative(s.z, batch, head, row, key + 2u),
+            score_mod_derivative(s.w, batch, head, row, key + 3u),
+        );
     }
     return slopes;
 }

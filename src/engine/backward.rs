@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::gpu::{Gpu, Purpose, Tensor};
 use crate::kernels::flash_bwd::{self, Makes};
-use crate::kernels::{Strides, flash_bwd_dsinks, flash_bwd_preprocess, to_u32};
+use crate::kernels::{Strides, flash_bwd_dsinks, flash_bwd_preprocess, score_mod_slopes, to_u32};
 use crate::plan::{BackwardPart, BackwardPlan};
 use crate::problem::{Align, Attention, DType, Dims, Problem};
 
@@ -167,6 +167,76 @@ pub(super) fn work_of(gpu: &Arc<Gpu>, plan: &BackwardPlan, bindings: &BackwardBi
         steps.push(dsinks_step(gpu, plan, variant, dsinks, &extras)?);
     }
     Ok(Work { copies, workspace: Some(extras), steps })
+}
+
+/// Scores at which a derivative is compared with differences.
+const SAMPLES: usize = 512;
+
+/// Whether a problem's `score_mod` has the slopes that its derivative says, at scores within ±6 in places all over the call. Where it has a
+/// kink differences say nothing: an eighth of them may.
+pub(super) fn check_derivative(gpu: &Arc<Gpu>, problem: &Problem, mod_data: Option<&Tensor>) -> Result<()> {
+    let Some(score_mod) = &problem.attention.score_mod else { return Ok(()) };
+    let mod_data = mod_data.filter(|tensor| tensor.elems() > 0);
+    let variant = score_mod_slopes::Variant {
+        score_mod: Some(score_mod.clone()),
+        mod_data: mod_data.is_some(),
+        ..score_mod_slopes::Variant::default()
+    };
+    let out =
+        Tensor::alloc(gpu, "tilewise.slopes", DType::F32, &[SAMPLES, score_mod_slopes::SAMPLE], Purpose::Workspace)?;
+    let Dims { batch, q_heads, .. } = problem.dims;
+    let (q_len, kv_len) = problem.longest();
+    let [batch, heads, q_len, kv_len] = [batch, q_heads, q_len, kv_len].map(|size| to_u32(size.max(1)));
+    let params = score_mod_slopes::Params {
+        out: first_elem(gpu, &out)?,
+        mod_data: mod_data.map_or(Ok(0), |tensor| first_elem(gpu, tensor))?,
+        mod_words: to_u32(mod_data.map_or(0, Tensor::elems))?,
+        batch: batch?,
+        heads: heads?,
+        q_len: q_len?,
+        kv_len: kv_len?,
+        samples: to_u32(SAMPLES)?,
+        first_block: 0,
+        end_block: 0,
+        pad_0: 0,
+        pad_1: 0,
+    };
+    let step = Step {
+        kernel: variant.kernel(),
+        tensors: core::iter::once(&out).chain(mod_data).cloned().collect(),
+        blocks: SAMPLES.div_ceil(variant.threads as usize) as u64,
+        params: Box::new(move |blocks| {
+            let params = score_mod_slopes::Params { first_block: blocks.start, end_block: blocks.end, ..params };
+            bytemuck::bytes_of(&params).to_vec()
+        }),
+    };
+    let mut encoder = gpu.encoder("tilewise.check_derivative")?;
+    step.record(gpu, &mut encoder, 0..step.blocks)?;
+    gpu.submit(encoder)?;
+    let (mut counted, mut wrong, mut first) = (0, 0, None);
+    for sample in out.read()?.chunks_exact(score_mod_slopes::SAMPLE) {
+        let &[score, two_below, below, above, two_above, derivative] = sample else { continue };
+        let values = [two_below, below, above, two_above].map(f64::from);
+        let [two_below, below, above, two_above] = values;
+        let slope = (8.0 * (above - below) - (two_above - two_below)) / (12.0 * score_mod_slopes::STEP);
+        if !slope.is_finite() {
+            continue; // a key that it hides
+        }
+        counted += 1;
+        let largest = values.into_iter().map(f64::abs).fold(0.0, f64::max);
+        let error = (f64::from(derivative) - slope).abs();
+        if error.is_nan() || error > 5e-3 * (1.0 + slope.abs()) + 1e-3 * largest {
+            wrong += 1;
+            first.get_or_insert((score, slope, derivative));
+        }
+    }
+    match first {
+        Some((score, slope, derivative)) if 8 * wrong > counted => Err(Error::invalid(format!(
+            "a score_mod_derivative of {derivative} where score_mod has a slope of {slope:.4}, at a score of {score}, and {wrong} of \
+             {counted} like it; accepted: its derivative with respect to the score"
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// How many of (batch, heads, rows) lie behind one another; a packed batch is one entry of all rows.

@@ -5,7 +5,8 @@ mod inputs;
 mod steps;
 
 use core::ops::ControlFlow;
-use std::sync::Arc;
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 pub use backward::{BackwardBindings, BackwardInputs, Gradients};
@@ -15,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::gpu::{self, Element, EngineOptions, Gpu, MemoryUse, Purpose, Tensor};
 use crate::kernels::{matmul, product};
 use crate::plan::{self, BackwardPlan, DeviceFacts, Path, Plan};
-use crate::problem::{Attention, DType, Problem};
+use crate::problem::{Attention, DType, Problem, ScoreMod};
 use crate::tuning::{Choices, Tuning, TuningChoice};
 
 use steps::{Product, Step, Work, as_matrices, merge_step, softmax_step, to_i32};
@@ -27,6 +28,8 @@ use steps::{Product, Step, Work, as_matrices, merge_step, softmax_step, to_i32};
 pub struct Engine {
     gpu: Arc<Gpu>,
     choices: Arc<Choices>,
+    /// Those whose derivative was found to be one.
+    checked_mods: Arc<Mutex<HashSet<ScoreMod>>>,
 }
 
 /// FLOPs that go into one submission when nobody waits between them: about half a second on a device of 100 GFLOP/s, well
@@ -67,12 +70,13 @@ impl Engine {
             TuningChoice::File(path) => Tuning::load(path)?,
             TuningChoice::Cache => Tuning::cache_path().and_then(|path| Tuning::load(&path).ok()).unwrap_or_default(),
         };
-        Ok(Self { gpu: Arc::new(Gpu::open(options).await?), choices: Arc::default() }.with_tuning(&tuning))
+        Ok(Self { gpu: Arc::new(Gpu::open(options).await?), choices: Arc::default(), checked_mods: Arc::default() }
+            .with_tuning(&tuning))
     }
 
     /// An engine on a device of the caller's, with whatever limits and features it was made with, and no tuning.
     pub fn with_device(device: wgpu::Device, queue: wgpu::Queue) -> Self {
-        Self { gpu: Arc::new(Gpu::with_device(device, queue)), choices: Arc::default() }
+        Self { gpu: Arc::new(Gpu::with_device(device, queue)), choices: Arc::default(), checked_mods: Arc::default() }
     }
 
     /// The same engine, planning by the choices that `tuning` has for its device.
@@ -296,6 +300,7 @@ impl Engine {
     pub fn attention_backward(&self, inputs: &BackwardInputs<'_>, options: &Attention) -> Result<Gradients> {
         let options = options.clone().output_dtype(inputs.o.dtype());
         let plan = self.plan_backward(&inputs.inputs.problem(&options)?)?;
+        self.check_derivative(plan.problem(), inputs.inputs.mod_data)?;
         let gradients = self.alloc_gradients(&plan)?;
         let workspace = self.alloc_scratch(plan.workspace_bytes())?;
         let bindings = BackwardBindings { inputs: *inputs, gradients: &gradients, workspace: workspace.as_ref() };
@@ -310,6 +315,21 @@ impl Engine {
     /// As [`BackwardPlan::new`].
     pub fn plan_backward(&self, problem: &Problem) -> Result<BackwardPlan> {
         BackwardPlan::new(problem, &self.facts())
+    }
+
+    /// Compares the derivative of a problem's `score_mod` with differences of it, on the device, at scores within ±6. Blocks the first time
+    /// that an engine meets a `score_mod`; after that it's known to be right. Without a `score_mod` all is well.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] with a score at which it's wrong; [`Error::Gpu`].
+    pub fn check_derivative(&self, problem: &Problem, mod_data: Option<&Tensor>) -> Result<()> {
+        let Some(score_mod) = &problem.attention.score_mod else { return Ok(()) };
+        let checked = || self.checked_mods.lock().unwrap_or_else(PoisonError::into_inner);
+        if !checked().contains(score_mod) {
+            backward::check_derivative(&self.gpu, problem, mod_data)?;
+            checked().insert(score_mod.clone());
+        }
+        Ok(())
     }
 
     /// Tensors for the gradients of a plan, dense.

@@ -10,7 +10,7 @@ use wgpu::naga::{self, AddressSpace, ScalarKind, StorageAccess, TypeInner};
 
 use super::{
     Stored, Strides, flash_bwd, flash_bwd_dsinks, flash_bwd_preprocess, flash_fwd, flash_fwd_broadcast, forward,
-    matmul, matmul_broadcast, merge_states, softmax_rows,
+    matmul, matmul_broadcast, merge_states, score_mod_slopes, softmax_rows,
 };
 use crate::gpu::{Access, Kernel};
 use crate::plan::{self, Among, BackwardPlan, DeviceFacts};
@@ -55,15 +55,19 @@ const SCORE_MOD: &str = "fn score_mod(score: f32, b: u32, h: u32, q_idx: u32, kv
     return score + data_f32(h);
 }";
 
+const DERIVATIVE: &str = "fn score_mod_derivative(score: f32, b: u32, h: u32, q_idx: u32, kv_idx: u32) -> f32 {
+    return 1.0;
+}";
+
 const MASK_MOD: &str = "fn mask_mod(b: u32, h: u32, q_idx: u32, kv_idx: u32) -> bool {
     return q_idx != kv_idx;
 }";
 
-/// Problems that have each option by itself, each storage type, and all options at once; with a `score_mod` among them or without.
-fn optioned(dims: Dims, has_score_mod: bool) -> Vec<Problem> {
+/// Problems that have each option by itself, each storage type, and all options at once.
+fn optioned(dims: Dims) -> Vec<Problem> {
     let problem = |options: Attention| Problem::new(dims, options).unwrap();
     let plain = || problem(Attention::full());
-    let score_mod = || ScoreMod::new(SCORE_MOD).unwrap();
+    let score_mod = || ScoreMod::new(SCORE_MOD).unwrap().derivative(DERIVATIVE).unwrap();
     let mask_mod = || MaskMod::new(MASK_MOD).unwrap();
     let mut problems = vec![
         plain().mask([1; 4]).unwrap(),
@@ -72,17 +76,14 @@ fn optioned(dims: Dims, has_score_mod: bool) -> Vec<Problem> {
         problem(Attention::full().softcap(1.0)),
         problem(Attention::full().alibi([1.0])),
         problem(Attention::full().kv_lens([1])),
+        problem(Attention::full().score_mod(score_mod())).mod_data(1).unwrap(),
         problem(Attention::full().mask_mod(mask_mod())),
     ];
-    if has_score_mod {
-        problems.push(problem(Attention::full().score_mod(score_mod())).mod_data(1).unwrap());
-    }
     for dtype in [DType::F32, DType::F16, DType::Bf16] {
         problems.push(plain().storage(Storage::all(dtype)).unwrap());
         problems.push(plain().bias(dtype, [1; 4]).unwrap());
         let all = Attention::causal().softcap(1.0).alibi([1.0]).kv_lens([1]).q_lens([1]);
-        let all = if has_score_mod { all.score_mod(score_mod()) } else { all };
-        let all = problem(all.mask_mod(mask_mod())).storage(Storage::all(dtype)).unwrap();
+        let all = problem(all.score_mod(score_mod()).mask_mod(mask_mod())).storage(Storage::all(dtype)).unwrap();
         let all = all
             .bias(dtype, [1; 4])
             .unwrap()
@@ -129,7 +130,7 @@ fn kernels() -> &'static [Parsed] {
             let least = facts.limits.max_compute_workgroup_storage_size == 16_384;
             for (head_dim, value_dim) in [(64, 64), (80, 512)].into_iter().filter(|_| least) {
                 let dims = Dims { head_dim, value_dim, ..Dims::square(1, 1, 1, 1) };
-                for problem in optioned(dims, true) {
+                for problem in optioned(dims) {
                     let all = problem.sinks && problem.bias.is_some();
                     if value_dim > 64 && !all {
                         continue; // what is wide is tightest with all options
@@ -172,6 +173,9 @@ fn kernels() -> &'static [Parsed] {
             }
             add(plan::softmax_rows_variant(1000, &facts).unwrap().kernel());
         }
+        for mod_data in [false, true] {
+            add(score_mod_slopes::Variant { mod_data, ..Default::default() }.kernel());
+        }
         for out in [DType::F32, DType::F16, DType::Bf16] {
             for stored in [Stored::F32, Stored::F16, Stored::F16Packed, Stored::Bf16] {
                 for (a, b) in [(stored, Stored::F32), (stored, stored)] {
@@ -190,7 +194,7 @@ fn backward_kernels(facts: &DeviceFacts) -> Vec<Kernel> {
     let plain = sizes.map(|(head_dim, value_dim)| plain(Dims { head_dim, value_dim, ..Dims::square(1, 1, 1, 1) }));
     let long = Dims { q_len: 200_000, kv_len: 200_000, ..Dims::square(1, 1, 1, 64) };
     let long = Problem::new(long, Attention::full()).unwrap().bias(DType::F32, [1; 4]).unwrap();
-    let with_options = optioned(Dims::square(1, 1, 1, 64), false);
+    let with_options = optioned(Dims::square(1, 1, 1, 64));
     let problems = plain.chain([long]).chain(with_options);
     problems.flat_map(|problem| BackwardPlan::new(&problem, facts).unwrap().needed_kernels()).collect()
 }
@@ -403,6 +407,11 @@ fn host_members(stem: &str) -> Vec<Member> {
             flash_bwd_preprocess::Params,
             ["offset", "batch", "head", "row"],
             [o, grad_o, lse, grad_lse, heads, rows, dim, items, states, first_block, end_block, pad]
+        ),
+        "score_mod_slopes" => members!(
+            score_mod_slopes::Params,
+            [""; 4],
+            [out, mod_data, mod_words, batch, heads, q_len, kv_len, samples, first_block, end_block, pad_0, pad_1]
         ),
         "flash_bwd_dsinks" => members!(
             flash_bwd_dsinks::Params,

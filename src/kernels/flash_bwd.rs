@@ -222,7 +222,10 @@ impl Variant {
                 outputs.push((4, Access::ReadWrite));
             }
         }
-        let recipe = recipe.slot("attention_params", "backward");
+        recipe = recipe.slot("attention_params", "backward");
+        if let Some(text) = &options.score_mod_derivative {
+            recipe = recipe.text("score_mod_derivative", text);
+        }
         let (recipe, mut storage) = options.apply_shared(recipe, Some("words"));
         storage.push((5, Access::Read));
         storage.extend(outputs);

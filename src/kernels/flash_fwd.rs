@@ -38,6 +38,8 @@ pub(crate) struct Options {
     pub(crate) alibi: bool,
     pub(crate) sinks: bool,
     pub(crate) score_mod: Option<Arc<str>>,
+    /// What gradients take beside it.
+    pub(crate) score_mod_derivative: Option<Arc<str>>,
     pub(crate) mask_mod: Option<Arc<str>>,
     pub(crate) mod_data: bool,
     /// Keys are gone through in several dispatches.
@@ -62,6 +64,7 @@ impl Default for Options {
             alibi: false,
             sinks: false,
             score_mod: None,
+            score_mod_derivative: None,
             mask_mod: None,
             mod_data: false,
             passes: false,
@@ -87,7 +90,8 @@ impl Options {
             softcap: attention.softcap.is_some(),
             alibi: attention.alibi_slopes.is_some(),
             sinks: problem.sinks,
-            score_mod: attention.score_mod.as_ref().map(|it| it.0.wgsl.clone()),
+            score_mod: attention.score_mod.as_ref().map(|it| it.text.wgsl.clone()),
+            score_mod_derivative: None,
             mask_mod: attention.mask_mod.as_ref().map(|it| it.0.wgsl.clone()),
             mod_data: problem.mod_words.is_some_and(|words| words > 0),
             passes: false,

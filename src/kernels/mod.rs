@@ -18,6 +18,7 @@ pub(crate) mod matmul_broadcast;
 pub(crate) mod merge_states;
 pub(crate) mod mods;
 pub(crate) mod product;
+pub(crate) mod score_mod_slopes;
 pub(crate) mod softmax_rows;
 mod wide;
 

@@ -46,7 +46,55 @@ impl ScoreMod {
     /// # Errors
     /// [`Error::Invalid`] with naga's message and the line of `wgsl` that it is about.
     pub fn new(wgsl: &str) -> Result<Self> {
-        check(&SCORE_MOD, wgsl).map(Self)
+        let kernel = Recipe::new("flash_fwd").spec("MASK_MOD", true);
+        Ok(Self { text: check(&SCORE_MOD, &kernel, wgsl)?, derivative: None })
+    }
+
+    /// The same with its derivative with respect to the score, which gradients take: WGSL that defines
+    ///
+    /// ```wgsl
+    /// fn score_mod_derivative(score: f32, b: u32, h: u32, q_idx: u32, kv_idx: u32) -> f32
+    /// ```
+    ///
+    /// All else is as for [`ScoreMod::new`]; what that text declares may be used. [`crate::Engine::attention_backward`] compares it with
+    /// differences of `score_mod`, and refuses one that isn't its derivative; so does [`crate::Engine::check_derivative`], for those who
+    /// record gradients themselves. What `mod_data` holds gets no gradient.
+    ///
+    /// ```
+    /// use tilewise::ScoreMod;
+    /// // A softcap of one's own.
+    /// let capped = ScoreMod::new(
+    ///     "const MY_CAP = 20.0;
+    ///      fn my_tanh(x: f32) -> f32 { return 1.0 - 2.0 / (exp(2.0 * clamp(x, -15.0, 15.0)) + 1.0); }
+    ///      fn score_mod(score: f32, b: u32, h: u32, q_idx: u32, kv_idx: u32) -> f32 {
+    ///          return MY_CAP * my_tanh(score / MY_CAP);
+    ///      }",
+    /// )?
+    /// .derivative(
+    ///     "fn score_mod_derivative(score: f32, b: u32, h: u32, q_idx: u32, kv_idx: u32) -> f32 {
+    ///          let t = my_tanh(score / MY_CAP);
+    ///          return 1.0 - t * t;
+    ///      }",
+    /// )?;
+    /// # Ok::<(), tilewise::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`ScoreMod::new`]; and for a text that declares a name which the first one says.
+    pub fn derivative(self, wgsl: &str) -> Result<Self> {
+        let kernel = Recipe::new("flash_bwd_dq")
+            .slot("attention_params", "backward")
+            .slot("extras", "words")
+            .spec("MASK_MOD", true)
+            .spec("SCORE_MOD", true)
+            .text(SCORE_MOD.name, &self.text.wgsl);
+        let derivative = check(&DERIVATIVE, &kernel, wgsl)?;
+        match clash(&derivative, &self.text) {
+            Some(name) => Err(Error::invalid(format!(
+                "score_mod_derivative declares {name}, which score_mod says; accepted: names of its own"
+            ))),
+            None => Ok(Self { derivative: Some(derivative), ..self }),
+        }
     }
 }
 
@@ -75,23 +123,35 @@ impl MaskMod {
     /// # Errors
     /// As [`ScoreMod::new`].
     pub fn new(wgsl: &str) -> Result<Self> {
-        check(&MASK_MOD, wgsl).map(Self)
+        check(&MASK_MOD, &Recipe::new("flash_fwd").spec("MASK_MOD", true), wgsl).map(Self)
     }
 }
 
 /// Whether mods, each sound by itself, are so together: a name that one declares must mean nothing else in the other.
 pub(crate) fn check_together(options: &Attention) -> Result<()> {
-    let (Some(ScoreMod(score_mod)), Some(MaskMod(mask_mod))) = (&options.score_mod, &options.mask_mod) else {
+    let (Some(ScoreMod { text, derivative }), Some(MaskMod(mask_mod))) = (&options.score_mod, &options.mask_mod) else {
         return Ok(());
     };
-    let clash = |a: &ModText, b: &ModText| a.declares.intersection(&b.says).next().cloned();
-    match clash(score_mod, mask_mod).or_else(|| clash(mask_mod, score_mod)) {
-        Some(name) => Err(Error::invalid(format!(
-            "score_mod and mask_mod both say {name}, which one of them declares; accepted: names of its own in each"
-        ))),
-        None => Ok(()),
+    let names = [("score_mod", Some(text)), ("score_mod_derivative", derivative.as_ref())];
+    for (what, text) in names.into_iter().filter_map(|(what, text)| Some((what, text?))) {
+        if let Some(name) = clash(text, mask_mod).or_else(|| clash(mask_mod, text)) {
+            return Err(Error::invalid(format!(
+                "{what} and mask_mod both say {name}, which one of them declares; accepted: names of its own in each"
+            )));
+        }
     }
+    Ok(())
 }
+
+/// A name that one text declares and another says.
+fn clash(declares: &ModText, says: &ModText) -> Option<String> {
+    declares.declares.intersection(&says.says).next().cloned()
+}
+
+const DERIVATIVE: Slot = Slot {
+    name: "score_mod_derivative",
+    signature: "fn score_mod_derivative(score: f32, b: u32, h: u32, q_idx: u32, kv_idx: u32) -> f32",
+};
 
 struct Slot {
     name: &'static str,
@@ -186,16 +246,15 @@ fn said_by_the_kernel() -> &'static BTreeSet<String> {
 
 /// Whether a mod of these options may run for long.
 pub(crate) fn have_loops(options: &Attention) -> bool {
-    options.score_mod.as_ref().is_some_and(|it| it.0.has_loops)
-        || options.mask_mod.as_ref().is_some_and(|it| it.0.has_loops)
+    let of_scores = options.score_mod.iter().flat_map(|it| core::iter::once(&it.text).chain(&it.derivative));
+    of_scores.into_iter().any(|text| text.has_loops) || options.mask_mod.as_ref().is_some_and(|it| it.0.has_loops)
 }
 
 /// Checks a text by its words, and by naga within the kernel.
-fn check(slot: &Slot, text: &str) -> Result<Arc<ModText>> {
+fn check(slot: &Slot, kernel: &Recipe, text: &str) -> Result<Arc<ModText>> {
     let known = check_words(slot, text)?;
-    let plain = Recipe::new("flash_fwd").spec("MASK_MOD", true);
-    let before = parse(&plain, slot, text)?;
-    let after = parse(&plain.text(slot.name, &known.wgsl), slot, text)?;
+    let before = parse(kernel, slot, text)?;
+    let after = parse(&kernel.clone().text(slot.name, &known.wgsl), slot, text)?;
     if after.module.global_variables.len() != before.module.global_variables.len()
         || after.module.entry_points.len() != before.module.entry_points.len()
         || after.module.overrides.len() != before.module.overrides.len()

@@ -49,7 +49,7 @@ impl BackwardPlan {
     /// f32. The gradient of o is stored as o is.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a problem with a `score_mod`; [`Error::Unsupported`] if the device can't do it: as [`super::Plan::new`], and a
+    /// [`Error::Invalid`] for a `score_mod` without its derivative; [`Error::Unsupported`] if the device can't do it: as [`super::Plan::new`], and a
     /// `head_dim` over 512.
     pub fn new(problem: &Problem, facts: &DeviceFacts) -> Result<Self> {
         check_bindings(problem, facts)?;
@@ -59,8 +59,10 @@ impl BackwardPlan {
                 return Err(Error::unsupported(what, dim as u64, flash_bwd::MAX_DIM.into()));
             }
         }
-        if problem.attention.score_mod.is_some() {
-            return Err(Error::invalid("gradients through a score_mod; accepted: any other option"));
+        if problem.attention.score_mod.as_ref().is_some_and(|it| it.derivative.is_none()) {
+            return Err(Error::invalid(
+                "gradients through a score_mod without its derivative; accepted: one with ScoreMod::derivative",
+            ));
         }
         mods::check_together(&problem.attention)?;
         let extras = Extras::of(problem, ROW_WORDS)?;
@@ -164,7 +166,12 @@ impl Part {
         let dims = [width(head_dim), width(value_dim)];
         let grad_o = Stored::of(problem.storage.o, facts.features);
         // A row's lse has its sink in it.
-        let options = flash_fwd::Options { sinks: false, ..flash_fwd::Options::of(problem, facts.features) };
+        let derivative = problem.attention.score_mod.as_ref().and_then(|it| it.derivative.as_ref());
+        let options = flash_fwd::Options {
+            sinks: false,
+            score_mod_derivative: derivative.map(|it| it.wgsl.clone()),
+            ..flash_fwd::Options::of(problem, facts.features)
+        };
         let of_tile = |&(grid, vecs): &([u32; 2], [u32; 2])| {
             flash_bwd::Variant::for_dims(grid, vecs, dims, budget, makes, grad_o, options.clone())
         };

@@ -7,7 +7,11 @@ use super::dims::{Align, DType};
 
 /// A user's WGSL that changes scores: see [`Attention::score_mod`]. Checked when it is made.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct ScoreMod(pub(crate) Arc<ModText>);
+pub struct ScoreMod {
+    pub(crate) text: Arc<ModText>,
+    /// For gradients.
+    pub(crate) derivative: Option<Arc<ModText>>,
+}
 
 /// A user's WGSL that hides keys: see [`Attention::mask_mod`]. Checked when it is made.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

@@ -188,6 +188,7 @@ fn scores_that_are_changed() {
     check(&Call { softcap: Some(0.7), scale: Some(1.5), ..call() });
     check(&Call { alibi: Some(tilewise::alibi_slopes(4)), ..call() });
     check(&Call { sinks: Some(vec![0.0, 3.5, -2.0, f32::NEG_INFINITY]), ..call() });
+    check(&Call { score_mod: true, mask_mod: true, softcap: Some(1.5), ..call() });
 }
 
 #[test]
@@ -206,11 +207,11 @@ fn storage_types() {
     }
 }
 
-/// Every pair of options but a `score_mod`.
+/// Every pair of options.
 #[test]
 fn all_pairs() {
     for (n, row) in covering_array().into_iter().enumerate() {
-        let call = Call { score_mod: false, ..chosen(row, n as u64) };
+        let call = chosen(row, n as u64);
         let data = call.data();
         // By turns.
         if let Some((engine, plan)) = each_kind(&call, &data).into_iter().nth(n % 2) {
@@ -441,9 +442,24 @@ fn what_is_refused() {
         invalid(&BackwardInputs { grad_o: &short, ..given }, &options, "grad_o of f32 and shape [1, 1, 3, 8]");
         invalid(&BackwardInputs { grad_lse: Some(&x), ..given }, &options, "grad_lse");
         invalid(&BackwardInputs { o: &short, ..given }, &options, "o of f32");
-        let text = "fn score_mod(score: f32, b: u32, h: u32, q_idx: u32, kv_idx: u32) -> f32 { return 2.0 * score; }";
-        let bent = options.clone().score_mod(ScoreMod::new(text).unwrap());
-        invalid(&given, &bent, "score_mod");
+        let args = "score: f32, b: u32, h: u32, q_idx: u32, kv_idx: u32";
+        let bent = |body: &str| ScoreMod::new(&format!("fn score_mod({args}) -> f32 {{ {body} }}")).unwrap();
+        let derived = |body: &str, derivative: &str| {
+            let derivative = format!("fn score_mod_derivative({args}) -> f32 {{ return {derivative}; }}");
+            options.clone().score_mod(bent(body).derivative(&derivative).unwrap())
+        };
+        let square = "return score * abs(score) + f32(kv_idx);";
+        invalid(&given, &options.clone().score_mod(bent(square)), "without its derivative");
+        for wrong in ["abs(score)", "-2.0 * abs(score)", "2.0 * score", "0.0", "bitcast<f32>(0x7fc00000u + h)"] {
+            invalid(&given, &derived(square, wrong), "where score_mod has a slope of");
+        }
+        engine.attention_backward(&given, &derived(square, "2.0 * abs(score)")).unwrap();
+        // A kink, and keys that it hides.
+        engine
+            .attention_backward(&given, &derived("return max(score, 0.1 * score);", "select(0.1, 1.0, score > 0.0)"))
+            .unwrap();
+        let hides = "return select(3.0 * score, bitcast<f32>(0xff800000u + 0u * h), kv_idx == 2u);";
+        engine.attention_backward(&given, &derived(hides, "3.0")).unwrap();
 
         let plan = engine.plan_backward(&inputs.problem(&options).unwrap()).unwrap();
         let gradients = engine.alloc_gradients(&plan).unwrap();

@@ -72,6 +72,9 @@ pub(crate) struct HostData {
 const SCORE_MOD: &str = "fn score_mod(score: f32, b: u32, h: u32, q_idx: u32, kv_idx: u32) -> f32 {
     return 0.5 * score + data_f32(h) * f32((q_idx + 2u * kv_idx + 3u * b) % 5u);
 }";
+const DERIVATIVE: &str = "fn score_mod_derivative(score: f32, b: u32, h: u32, q_idx: u32, kv_idx: u32) -> f32 {
+    return 0.5;
+}";
 const MASK_MOD: &str = "fn mask_mod(b: u32, h: u32, q_idx: u32, kv_idx: u32) -> bool {
     return (7u * q_idx + 3u * kv_idx + h + b) % MODULUS != 0u;
 }
@@ -79,7 +82,9 @@ const MODULUS = 4u;";
 
 fn mods() -> &'static (ScoreMod, MaskMod) {
     static MODS: OnceLock<(ScoreMod, MaskMod)> = OnceLock::new();
-    MODS.get_or_init(|| (ScoreMod::new(SCORE_MOD).unwrap(), MaskMod::new(MASK_MOD).unwrap()))
+    MODS.get_or_init(|| {
+        (ScoreMod::new(SCORE_MOD).unwrap().derivative(DERIVATIVE).unwrap(), MaskMod::new(MASK_MOD).unwrap())
+    })
 }
 
 pub(crate) fn precision(dtype: DType) -> Precision {
@@ -262,7 +267,7 @@ impl Call {
             window_right: self.window[1],
             softcap: self.softcap.map(f64::from),
             score_mod: self.score_mod.then_some(reference::ScoreMod(&score_mod)),
-            score_mod_derivative: None,
+            score_mod_derivative: self.score_mod.then_some(reference::ScoreMod(&|_, _, _, _, _| 0.5)),
             alibi_slopes: self.alibi.as_deref(),
             bias: self.bias.map(|(_, shape)| Broadcast { data: &data.bias, shape }),
             mask: self.mask.map(|shape| Broadcast { data: &data.mask, shape }),

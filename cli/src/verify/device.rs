@@ -16,6 +16,9 @@ use crate::output;
 const WIDTHS: [(usize, usize); 10] =
     [(1, 1), (3, 3), (40, 40), (64, 64), (80, 80), (128, 128), (256, 256), (512, 512), (64, 20), (24, 96)];
 
+/// Those of them that gradients are checked at without options.
+const GRADIENT_WIDTHS: [(usize, usize); 3] = [(3, 3), (128, 128), (64, 20)];
+
 /// Batch, query heads, KV heads, query rows, keys: as many, fewer and more queries than keys, lengths that are no multiple of
 /// any tile, grouped heads, one row, no key, no row.
 const SIZES: [[usize; 5]; 7] = [
@@ -125,6 +128,10 @@ pub(super) fn run(dtype: Dtype, common: &Common) -> Result<bool> {
         progress.stage_at(index as f64 / steps as f64, format!("kernels for head_dim {}", problem.0.head_dim));
         attention(&engine, &plain, problem, &mut outcomes)?;
     }
+    // A call that is long for a software device, which has kernels of its own for those.
+    let long = Dims { batch: 1, q_heads: 4, kv_heads: 2, q_len: 333, kv_len: 413, head_dim: 64, value_dim: 64 };
+    let Ran { kernel, result } = plain.check_gradients(&engine, long, Attention::causal())?;
+    outcomes.add(NO_OPTIONS, kernel, &describe(&long, &Attention::causal()), result);
     for (index, group) in GROUPS.iter().enumerate() {
         let part = (steps - GROUPS.len() + index) as f64 / steps as f64;
         progress.stage_at(part, format!("options: {}", group.name));
@@ -201,7 +208,11 @@ fn attention(
     outcomes: &mut Outcomes,
 ) -> Result<()> {
     let case = describe(&dims, &attention);
-    for Ran { kernel, result } in group.check(engine, dims, attention).with_context(|| case.clone())? {
+    for Ran { kernel, result } in group.check(engine, dims, attention.clone()).with_context(|| case.clone())? {
+        outcomes.add(group.name, kernel, &case, result);
+    }
+    if group.name != NO_OPTIONS || GRADIENT_WIDTHS.contains(&(dims.head_dim, dims.value_dim)) {
+        let Ran { kernel, result } = group.check_gradients(engine, dims, attention).with_context(|| case.clone())?;
         outcomes.add(group.name, kernel, &case, result);
     }
     Ok(())

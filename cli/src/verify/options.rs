@@ -1,11 +1,14 @@
 //! Attention with every option against the reference: its data made up, the expected result, and what each plan gives.
 
 use anyhow::Result;
-use tilewise::reference::{self, Broadcast, Case, Comparison, compare};
-use tilewise::{Align, Attention, DType, Dims, Engine, MaskMod, Path, Plan, Problem, ScoreMod, Storage, alibi_slopes};
+use tilewise::reference::{self, Broadcast, Case, Comparison, GradientTolerance, Precision, compare};
+use tilewise::{
+    Align, Attention, AttentionOutput, BackwardInputs, DType, Dims, Engine, MaskMod, Path, Plan, Problem, ScoreMod,
+    Storage, alibi_slopes,
+};
 
 use crate::measure::normal;
-use crate::tensors::{DeviceInputs, Numbers, precision, run_over_nans};
+use crate::tensors::{DeviceInputs, Numbers, gradients_over_nans, precision, run_over_nans};
 
 /// Which options a problem has, beside causality, alignment and scale.
 #[derive(Debug, Clone, Copy)]
@@ -91,6 +94,9 @@ const SEQUENCES: usize = 3;
 const SCORE_MOD: &str = "fn score_mod(score: f32, b: u32, h: u32, q_idx: u32, kv_idx: u32) -> f32 {
     return score + data_f32(h) * f32((q_idx + 3u * kv_idx + b) % 5u);
 }";
+const DERIVATIVE: &str = "fn score_mod_derivative(score: f32, b: u32, h: u32, q_idx: u32, kv_idx: u32) -> f32 {
+    return 1.0;
+}";
 const MASK_MOD: &str = "fn mask_mod(b: u32, h: u32, q_idx: u32, kv_idx: u32) -> bool {
     return (q_idx + 2u * kv_idx + h + b) % 7u != 0u;
 }";
@@ -160,6 +166,57 @@ impl Group {
         Ok(plans.into_iter().map(run).collect())
     }
 
+    /// The gradients of a problem of these options against the reference.
+    pub(super) fn check_gradients(&self, engine: &Engine, dims: Dims, attention: Attention) -> Result<Ran> {
+        let dims = if self.packed { Dims { batch: SEQUENCES, ..dims } } else { dims };
+        let host = Host::new(self, &dims);
+        let device = host.upload(engine, self, &dims)?;
+        let options = self.options(attention, &host)?;
+        let problem = device.inputs().problem(&options)?;
+        let rounded = |seed, elems, dtype| Numbers::F32(normal(seed, elems)).stored(dtype);
+        let AttentionOutput { o, lse } = engine.attention_with(&device.inputs(), &options)?;
+        let (grad_o, grad_lse) = (rounded(10, o.elems(), o.dtype()), normal(11, lse.elems()));
+        let given = BackwardInputs {
+            inputs: device.inputs(),
+            o: &o,
+            lse: &lse,
+            grad_o: &grad_o.upload(engine, o.shape())?,
+            grad_lse: Some(&engine.upload(&grad_lse, lse.shape())?),
+        };
+        let grad_o = grad_o.into_f32();
+        let expected = host.with_case(self, &problem, |case, packed| match packed {
+            None => reference::attention_backward(case, &grad_o, Some(&grad_lse)),
+            Some([q, kv]) => reference::attention_backward_packed(case, q, kv, &grad_o, Some(&grad_lse)),
+        })?;
+        let kernels = engine.plan_backward(&problem)?.kernels();
+        let kernel = format!("gradients: {}", kernels.iter().map(|kernel| stem(kernel)).collect::<Vec<_>>().join(", "));
+        let compared = || -> Result<_> {
+            let got = gradients_over_nans(engine, &given, &options)?;
+            let tolerance = expected.tolerance;
+            // What an o stored in few bits says is as good as that.
+            let of = |tolerance_of: fn(&GradientTolerance, Precision) -> f64, dtype: DType| {
+                let of = [dtype, self.storage.o].map(|dtype| tolerance_of(&tolerance, precision(dtype)));
+                of.into_iter().fold(0.0, f64::max)
+            };
+            let Storage { q, k, v, .. } = self.storage;
+            let bias = self.bias.unwrap_or(DType::F32);
+            let mut comparisons = Vec::new();
+            for (name, got, expected, tolerance) in [
+                ("dq", Some(got.dq), Some(&expected.dq), of(GradientTolerance::dq, q)),
+                ("dk", Some(got.dk), Some(&expected.dk), of(GradientTolerance::dk, k)),
+                ("dv", Some(got.dv), Some(&expected.dv), of(GradientTolerance::dv, v)),
+                ("dbias", got.dbias, expected.dbias.as_ref(), of(GradientTolerance::dbias, bias)),
+                ("dsinks", got.dsinks, expected.dsinks.as_ref(), of(GradientTolerance::dsinks, DType::F32)),
+            ] {
+                if let (Some(got), Some(expected)) = (got, expected) {
+                    comparisons.push((name, compare(&got.read()?, expected, tolerance)));
+                }
+            }
+            Ok(comparisons)
+        };
+        Ok(Ran { kernel, result: compared() })
+    }
+
     fn options(&self, mut options: Attention, host: &Host) -> Result<Attention> {
         options = options.output_dtype(self.storage.o);
         if let Some([left, right]) = self.window {
@@ -178,7 +235,8 @@ impl Group {
             options = options.packed(q.clone(), kv.clone());
         }
         if self.mods {
-            options = options.score_mod(ScoreMod::new(SCORE_MOD)?).mask_mod(MaskMod::new(MASK_MOD)?);
+            options =
+                options.score_mod(ScoreMod::new(SCORE_MOD)?.derivative(DERIVATIVE)?).mask_mod(MaskMod::new(MASK_MOD)?);
         }
         Ok(options)
     }
@@ -270,6 +328,19 @@ impl Host {
     }
 
     fn expected(&self, group: &Group, problem: &Problem) -> Result<reference::Output> {
+        Ok(self.with_case(group, problem, |case, packed| match packed {
+            None => reference::attention(case),
+            Some([q, kv]) => reference::attention_packed(case, q, kv),
+        })?)
+    }
+
+    /// The problem as the reference takes it, and the boundaries of a packed batch.
+    fn with_case<T>(
+        &self,
+        group: &Group,
+        problem: &Problem,
+        of: impl FnOnce(&Case<'_>, Option<[&[u32]; 2]>) -> T,
+    ) -> T {
         let Dims { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim } = problem.dims();
         let [window_left, window_right] = group.window.unwrap_or_default();
         let data = self.mod_data.as_deref().unwrap_or_default();
@@ -304,7 +375,7 @@ impl Host {
             window_right,
             softcap: group.softcap.map(f64::from),
             score_mod: group.mods.then_some(reference::ScoreMod(&score_mod)),
-            score_mod_derivative: None,
+            score_mod_derivative: group.mods.then_some(reference::ScoreMod(&|_, _, _, _, _| 1.0)),
             alibi_slopes: self.slopes.as_deref(),
             bias: self.bias.as_ref().map(|(data, shape)| Broadcast { data, shape: *shape }),
             mask: self.mask.as_ref().map(|(data, shape)| Broadcast { data, shape: *shape }),
@@ -313,10 +384,7 @@ impl Host {
             q_lens: self.lens.as_ref().map(|[q_lens, _]| q_lens.as_slice()),
             kv_lens: self.lens.as_ref().map(|[_, kv_lens]| kv_lens.as_slice()),
         };
-        Ok(match &self.cu_seqlens {
-            None => reference::attention(&case)?,
-            Some([q, kv]) => reference::attention_packed(&case, q, kv)?,
-        })
+        of(&case, self.cu_seqlens.as_ref().map(|[q, kv]| [&q[..], &kv[..]]))
     }
 
     fn upload(&self, engine: &Engine, group: &Group, dims: &Dims) -> Result<DeviceInputs> {

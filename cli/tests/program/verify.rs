@@ -13,7 +13,7 @@ fn this_device_is_right() {
         let json = ran.json();
         let kernels = json["kernels"].as_array().unwrap();
         assert!(kernels.len() > 10 && kernels.iter().all(|row| row["status"] == "pass"), "{json}");
-        for stem in ["flash_fwd", "naive", "matmul", "softmax_rows"] {
+        for stem in ["flash_fwd", "gradients", "naive", "matmul", "softmax_rows"] {
             assert!(kernels.iter().any(|row| row["kernel"].as_str().unwrap().starts_with(stem)), "{stem}");
         }
         for options in ["f16 k and v", "mask", "packed", "window", "score_mod, mask_mod", "all", "all, packed"] {
