@@ -89,7 +89,7 @@ fn run(call: &Call, engine: &Engine, plan: &BackwardPlan, data: &HostData) -> Go
 }
 
 #[track_caller]
-fn check_on(call: &Call, engine: &Engine, plan: &BackwardPlan, data: &HostData) {
+pub(crate) fn check_on(call: &Call, engine: &Engine, plan: &BackwardPlan, data: &HostData) {
     let (grad_o, grad_lse) = grads(call);
     let expected = call.reference_gradients(data, &grad_o, &grad_lse);
     let got = run(call, engine, plan, data);

@@ -4,6 +4,7 @@
 
 use tilewise::{Align, Attention, DType, Dims, Engine, Path, Plan, Storage, wgpu};
 
+use super::backward;
 use super::call::{Call, Layout, Lens};
 use super::support::{
     Setup, Tensors, assert_close, assert_matches, one_head, random, with_adapter_limits, with_default_limits,
@@ -210,6 +211,42 @@ fn a_packed_batch_in_bf16() {
     let dims = Dims { batch: 3, q_heads: 2, ..one_head(50, 70, 12, 9) };
     let storage = Storage::all(DType::Bf16);
     check_call(&Call { causal: true, lens: Lens::Packed, storage, layout: Layout::Swapped, ..Call::new(dims) });
+}
+
+/// The gradients of a call by the planner's choice against the reference.
+#[track_caller]
+fn check_gradients(engine: Option<&Engine>, call: &Call) {
+    let Some(engine) = engine else { return };
+    let data = call.data();
+    let plan = engine.plan_backward(&call.upload(engine, &data).problem(&call.options())).unwrap();
+    backward::check_on(call, engine, &plan, &data);
+}
+
+#[test]
+fn gradients() {
+    let dims = Dims { batch: 2, q_heads: 4, kv_heads: 2, ..one_head(33, 70, 20, 12) };
+    check_gradients(with_default_limits(), &Call { causal: true, ..Call::new(dims) });
+}
+
+#[test]
+fn gradients_with_options_in_f16() {
+    let dims = Dims { batch: 2, q_heads: 2, ..one_head(19, 37, 12, 9) };
+    let call = Call {
+        softcap: Some(2.0),
+        bias: Some((DType::F16, [2, 1, 1, 37])),
+        sinks: Some(vec![0.5, 1.0]),
+        lens: Lens::Both,
+        storage: Storage::all(DType::F16),
+        ..Call::new(dims)
+    };
+    check_gradients(with_default_limits(), &call);
+}
+
+/// Long for a software device.
+#[test]
+fn gradients_with_all_features() {
+    let dims = Dims { q_heads: 8, kv_heads: 4, ..one_head(260, 300, 20, 20) };
+    check_gradients(with_adapter_limits(), &Call { causal: true, ..Call::new(dims) });
 }
 
 #[test]
