@@ -1,10 +1,12 @@
 // score_mod_slopes: a user's score_mod at scores round some, and what its derivative is said to be at them: for the host to compare.
+// Maths     f'(s) ~ (8 (f(s + h) - f(s - h)) - (f(s + 2h) - f(s - 2h))) / 12h, f being score_mod: by the host, to be score_mod_derivative.
 // Shapes    out (samples, 6): the score, score_mod at it -2, -1, +1 and +2 STEPs, score_mod_derivative at it.
 // Mapping   A thread makes a sample. Scores go from -SPAN to SPAN, batch entries, heads, queries and keys are spread over the call's.
 // Budget    0 bytes of workgroup memory.
 // Registers A few.
 // Barriers  None.
 // Numerics  f32: the host's differences are good to some 1e-4 of the largest value.
+// Source    Central differences of fourth order.
 
 const THREADS: u32 = 64u; // @spec
 

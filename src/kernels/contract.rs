@@ -195,7 +195,13 @@ fn backward_kernels(facts: &DeviceFacts) -> Vec<Kernel> {
     let long = Dims { q_len: 200_000, kv_len: 200_000, ..Dims::square(1, 1, 1, 64) };
     let long = Problem::new(long, Attention::full()).unwrap().bias(DType::F32, [1; 4]).unwrap();
     let with_options = optioned(Dims::square(1, 1, 1, 64));
-    let problems = plain.chain([long]).chain(with_options);
+    // Long for a software device.
+    let longer = [(64, 64, DType::F32), (40, 24, DType::F16), (16, 48, DType::Bf16), (35, 19, DType::F32)];
+    let longer = longer.map(|(head_dim, value_dim, dtype)| {
+        let dims = Dims { value_dim, ..Dims::square(1, 1, 1024, head_dim) };
+        Problem::new(dims, Attention::full()).unwrap().storage(Storage::all(dtype)).unwrap()
+    });
+    let problems = plain.chain([long]).chain(with_options).chain(longer);
     problems.flat_map(|problem| BackwardPlan::new(&problem, facts).unwrap().needed_kernels()).collect()
 }
 
@@ -353,7 +359,7 @@ fn host_members(stem: &str) -> Vec<Member> {
                 sums_head
             ]
         ),
-        "flash_bwd_dq" | "flash_bwd_dkdv" | "flash_bwd_dbias" => members!(
+        "flash_bwd_broadcast" | "flash_bwd_dq" | "flash_bwd_dkdv" | "flash_bwd_dbias" => members!(
             flash_bwd::Params,
             ["offset", "batch", "head", "row"],
             [

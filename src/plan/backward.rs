@@ -32,9 +32,9 @@ pub(crate) struct Part {
 
 /// What will run for the gradients of a problem, with what memory, and why.
 ///
-/// Six products are needed, two of them in each of the two kernels that own rows of queries and of keys, so that nothing is added to by
-/// more than one of them: the same bits every run, and no memory that grows with `q_len * kv_len`, but for the gradient of a bias that
-/// does.
+/// One kernel owns rows of queries, another keys, and each computes scores and their gradients anew: seven products in place of the five that
+/// are needed, so that nothing is added to by two workgroups. The same bits every run then, and no memory that grows with
+/// `q_len * kv_len`, but for the gradient of a bias that does.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BackwardPlan {
     problem: Problem,

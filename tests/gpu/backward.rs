@@ -142,7 +142,7 @@ fn lengths_and_dims() {
             check(&Call { causal: true, ..Call::new(one_head(len, len, dim, dim)) });
         }
     }
-    for (head_dim, value_dim) in [(128, 128), (5, 200), (200, 5), (512, 1), (1, 512), (300, 300)] {
+    for (head_dim, value_dim) in [(128, 128), (5, 200), (512, 1), (300, 300)] {
         check(&Call::new(one_head(34, 66, head_dim, value_dim)));
     }
 }
@@ -202,9 +202,7 @@ fn storage_types() {
             check(&Call { storage: Storage::all(dtype), layout, ..Call::new(odd) });
         }
     }
-    for (q, k, v, o) in [(F32, F16, F16, F32), (F16, F32, Bf16, F32), (F32, F32, F32, F16)] {
-        check(&Call { storage: Storage { q, k, v, o }, causal: true, ..call() });
-    }
+    check(&Call { storage: Storage { q: F16, k: F32, v: Bf16, o: F32 }, causal: true, ..call() });
 }
 
 /// Every pair of options.
@@ -213,10 +211,11 @@ fn all_pairs() {
     for (n, row) in covering_array().into_iter().enumerate() {
         let call = chosen(row, n as u64);
         let data = call.data();
-        // By turns.
-        if let Some((engine, plan)) = each_kind(&call, &data).into_iter().nth(n % 2) {
-            check_on(&call, engine, &plan, &data);
-        }
+        // By turns one engine or the other, with what GPUs get.
+        let Some(engine) = engines().into_iter().nth(n % 2) else { return };
+        let facts = DeviceFacts { device_type: wgpu::DeviceType::Other, ..engine.facts() };
+        let plan = BackwardPlan::new(&call.upload(engine, &data).problem(&call.options()), &facts).unwrap();
+        check_on(&call, engine, &plan, &data);
     }
 }
 

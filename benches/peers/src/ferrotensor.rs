@@ -19,6 +19,13 @@ struct Call {
     k: UnifiedTensor,
     v: UnifiedTensor,
     out: UnifiedTensor,
+    gradients: Option<Gradients>,
+}
+
+struct Gradients {
+    grad_o: UnifiedTensor,
+    /// Of q, k and v.
+    of: [UnifiedTensor; 3],
 }
 
 pub fn open() -> Result<Box<dyn Peer>> {
@@ -52,20 +59,30 @@ impl Peer for Ferrotensor {
         let upload = |data: &[f32]| UnifiedTensor::new(&self.context, &swapped(data, [HEADS, tokens]), &shape);
         let [q, k, v] = [&inputs.q, &inputs.k, &inputs.v].map(|data| upload(data));
         let out = UnifiedTensor::zeros(&self.context, &shape);
+        let zeros = || UnifiedTensor::zeros(&self.context, &shape);
+        let gradients =
+            inputs.grad_o.as_deref().map(|data| Gradients { grad_o: upload(data), of: [zeros(), zeros(), zeros()] });
         self.context.synchronize();
-        self.call = Some(Call { tokens, causal: inputs.causal, q, k, v, out });
+        self.call = Some(Call { tokens, causal: inputs.causal, q, k, v, out, gradients });
         Ok(())
     }
 
     fn run(&mut self) -> Result<()> {
-        let Call { causal, q, k, v, out, .. } = self.call.as_ref().context("upload comes first")?;
+        let Call { causal, q, k, v, out, gradients, .. } = self.call.as_ref().context("upload comes first")?;
         self.engine.flash_attention_v2(&self.context, q, k, v, out, *causal, 0.0, 0, None);
+        if let Some(Gradients { grad_o, of: [dq, dk, dv] }) = gradients {
+            self.engine.flash_attention_v2_backward(&self.context, q, k, v, out, grad_o, dq, dk, dv, *causal);
+        }
         self.context.synchronize();
         Ok(())
     }
 
     fn read(&mut self) -> Result<Vec<f32>> {
-        let Call { tokens, out, .. } = self.call.as_ref().context("upload comes first")?;
-        Ok(swapped(&pollster::block_on(out.to_vec(&self.context)), [*tokens, HEADS]))
+        let Call { tokens, out, gradients, .. } = self.call.as_ref().context("upload comes first")?;
+        let read = |tensor: &UnifiedTensor| swapped(&pollster::block_on(tensor.to_vec(&self.context)), [*tokens, HEADS]);
+        Ok(match gradients {
+            None => read(out),
+            Some(Gradients { of, .. }) => of.each_ref().map(read).concat(),
+        })
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! ```sh
 //! cargo run --release --manifest-path benches/peers/Cargo.toml -- --csv FILE
+//! cargo run --release --manifest-path benches/peers/Cargo.toml -- --gradients --tokens 512 --csv FILE
 //! ```
 //!
 //! For each problem every peer computes once, for its first result and the seconds that it takes to get there (compilers, autotuning). That
@@ -24,7 +25,7 @@ use std::time::Instant;
 use anyhow::{Result, anyhow, ensure};
 use clap::Parser;
 use cpu_time::ProcessTime;
-use tilewise::reference::{self, Case, Output};
+use tilewise::reference::{self, Case, Gradients};
 use tilewise::{Attention, Dims, Problem};
 
 use random::random;
@@ -39,6 +40,9 @@ struct Args {
     /// Timed runs of each, in turns
     #[arg(long, value_name = "N", default_value_t = 7)]
     runs: usize,
+    /// Compute gradients too: a run is attention, then those of q, k and v for a gradient of its output
+    #[arg(long)]
+    gradients: bool,
     /// Write the rows as comma-separated values
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
@@ -68,7 +72,7 @@ trait Peer {
     /// Computes, and waits for the device.
     fn run(&mut self) -> Result<()>;
 
-    /// The last run's result on the host, (heads, tokens, `head_dim`).
+    /// The last run's result on the host, (heads, tokens, `head_dim`): the output, or the gradients of q, k and v one after the other.
     fn read(&mut self) -> Result<Vec<f32>>;
 }
 
@@ -79,12 +83,20 @@ struct Inputs {
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
+    /// The gradient of the output, where those of the inputs are computed too.
+    grad_o: Option<Vec<f32>>,
 }
 
 impl Inputs {
-    fn new(tokens: usize, causal: bool) -> Self {
-        let [q, k, v] = [1, 2, 3].map(|seed| random(seed, HEADS * tokens * HEAD_DIM));
-        Self { tokens, causal, q, k, v }
+    fn new(tokens: usize, causal: bool, gradients: bool) -> Self {
+        let [q, k, v, grad_o] = [1, 2, 3, 4].map(|seed| random(seed, HEADS * tokens * HEAD_DIM));
+        Self { tokens, causal, q, k, v, grad_o: gradients.then_some(grad_o) }
+    }
+
+    /// Of what is needed: two products forward, five more for gradients.
+    fn flops(&self) -> tilewise::Result<u64> {
+        let forward = self.problem()?.flops();
+        Ok(if self.grad_o.is_some() { forward * 7 / 2 } else { forward })
     }
 
     fn problem(&self) -> tilewise::Result<Problem> {
@@ -92,8 +104,8 @@ impl Inputs {
         Problem::new(Dims::square(1, HEADS, self.tokens, HEAD_DIM), options)
     }
 
-    fn reference(&self) -> tilewise::Result<Output> {
-        reference::attention(&Case {
+    fn reference(&self) -> tilewise::Result<Vec<f64>> {
+        let case = Case {
             batch: 1,
             q_heads: HEADS,
             kv_heads: HEADS,
@@ -106,7 +118,10 @@ impl Inputs {
             v: &self.v,
             causal: self.causal,
             ..Case::default()
-        })
+        };
+        let Some(grad_o) = &self.grad_o else { return Ok(reference::attention(&case)?.o) };
+        let Gradients { dq, dk, dv, .. } = reference::attention_backward(&case, grad_o, None)?;
+        Ok([dq, dk, dv].concat())
     }
 }
 
@@ -140,10 +155,10 @@ fn main() -> Result<()> {
     let mut rows = Vec::new();
     for &tokens in &args.tokens {
         for causal in [false, true] {
-            rows.extend(measure(&mut peers, &Inputs::new(tokens, causal), args.runs)?);
+            rows.extend(measure(&mut peers, &Inputs::new(tokens, causal, args.gradients), args.runs)?);
         }
     }
-    let report = Report { device, rows };
+    let report = Report { device, gradients: args.gradients, rows };
     print!("{}", report.table());
     if let Some(path) = &args.csv {
         std::fs::write(path, report.csv())?;
@@ -152,7 +167,7 @@ fn main() -> Result<()> {
 }
 
 fn measure(peers: &mut [Box<dyn Peer>], inputs: &Inputs, runs: usize) -> Result<Vec<Row>> {
-    let (expected, flops) = (inputs.reference()?, inputs.problem()?.flops());
+    let (expected, flops) = (inputs.reference()?, inputs.flops()?);
     let cores = std::thread::available_parallelism().map_or(1.0, |cores| cores.get() as f64);
     let mut rows = Vec::new();
     for peer in &mut *peers {
@@ -180,7 +195,7 @@ fn measure(peers: &mut [Box<dyn Peer>], inputs: &Inputs, runs: usize) -> Result<
 }
 
 /// Computes once and compares with the reference.
-fn first_result(peer: &mut dyn Peer, inputs: &Inputs, flops: u64, expected: &Output) -> Row {
+fn first_result(peer: &mut dyn Peer, inputs: &Inputs, flops: u64, expected: &[f64]) -> Row {
     let mut row = Row {
         name: peer.name(),
         package: peer.package(),
@@ -202,7 +217,7 @@ fn first_result(peer: &mut dyn Peer, inputs: &Inputs, flops: u64, expected: &Out
     });
     match result {
         Ok((result, took)) => {
-            let compared = reference::compare(&result, &expected.o, WRONG);
+            let compared = reference::compare(&result, expected, WRONG);
             row.max_abs_diff = compared.max_abs_err;
             row.first_result_seconds = took.as_secs_f64();
             if !compared.passed() {

@@ -1,14 +1,22 @@
 //! tilewise itself, by the call that a user meets first.
 
 use anyhow::{Context, Result};
-use tilewise::{Attention, AttentionOutput, Engine, Tensor};
+use tilewise::{Attention, AttentionOutput, BackwardInputs, Engine, Gradients, Inputs as Tensors, Tensor};
 
 use crate::{HEAD_DIM, HEADS, Inputs, Peer};
 
 pub struct Tilewise {
     engine: Engine,
-    call: Option<(Tensor, Tensor, Tensor, Attention)>,
-    output: Option<AttentionOutput>,
+    call: Option<Call>,
+    output: Option<(AttentionOutput, Option<Gradients>)>,
+}
+
+struct Call {
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    grad_o: Option<Tensor>,
+    options: Attention,
 }
 
 impl Tilewise {
@@ -40,17 +48,26 @@ impl Peer for Tilewise {
     fn upload(&mut self, inputs: &Inputs) -> Result<()> {
         let upload = |data: &[f32]| self.engine.upload(data, [1, HEADS, inputs.tokens, HEAD_DIM]);
         let options = inputs.problem()?.attention().clone();
-        self.call = Some((upload(&inputs.q)?, upload(&inputs.k)?, upload(&inputs.v)?, options));
+        let grad_o = inputs.grad_o.as_deref().map(upload).transpose()?;
+        self.call = Some(Call { q: upload(&inputs.q)?, k: upload(&inputs.k)?, v: upload(&inputs.v)?, grad_o, options });
         Ok(())
     }
 
     fn run(&mut self) -> Result<()> {
-        let (q, k, v, options) = self.call.as_ref().context("upload comes first")?;
-        self.output = Some(self.engine.attention(q, k, v, options)?);
+        let Call { q, k, v, grad_o, options } = self.call.as_ref().context("upload comes first")?;
+        let out = self.engine.attention(q, k, v, options)?;
+        let gradients = grad_o.as_ref().map(|grad_o| {
+            let given =
+                BackwardInputs { inputs: Tensors::new(q, k, v), o: &out.o, lse: &out.lse, grad_o, grad_lse: None };
+            self.engine.attention_backward(&given, options)
+        });
+        self.output = Some((out, gradients.transpose()?));
         Ok(self.engine.wait()?)
     }
 
     fn read(&mut self) -> Result<Vec<f32>> {
-        Ok(self.output.as_ref().context("run comes first")?.o.read()?)
+        let (out, gradients) = self.output.as_ref().context("run comes first")?;
+        let Some(Gradients { dq, dk, dv, .. }) = gradients else { return Ok(out.o.read()?) };
+        Ok([dq.read()?, dk.read()?, dv.read()?].concat())
     }
 }

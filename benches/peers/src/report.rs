@@ -37,6 +37,8 @@ pub struct Row {
 pub struct Report {
     /// The adapter with its driver.
     pub device: String,
+    /// Whether a run is attention and its gradients.
+    pub gradients: bool,
     pub rows: Vec<Row>,
 }
 
@@ -77,7 +79,8 @@ impl Report {
     }
 
     pub fn table(&self) -> String {
-        let mut text = format!("{}\nf32, {HEADS} heads, head_dim {HEAD_DIM}\n\n", self.device);
+        let what = if self.gradients { ", with gradients" } else { "" };
+        let mut text = format!("{}\nf32, {HEADS} heads, head_dim {HEAD_DIM}{what}\n\n", self.device);
         let header = [
             "peer",
             "version",
@@ -129,7 +132,7 @@ impl Report {
     pub fn csv(&self) -> String {
         let mut text =
             "device,peer,version,tokens,heads,head_dim,dtype,causal,status,max_abs_diff,first_result_s,runs,\
-                        median_ms,min_ms,median_cpu_ms,gflops,times_tilewise\n"
+                        median_ms,min_ms,median_cpu_ms,gflops,times_tilewise,gradients\n"
                 .to_string();
         let number = |x: Option<f64>, digits: usize| x.map_or(String::new(), |x| format!("{x:.digits$}"));
         for row in &self.rows {
@@ -157,6 +160,7 @@ impl Report {
                 number(row.median_cpu_seconds().map(|seconds| seconds * 1e3), 3),
                 number(row.gflops(), 3),
                 number(self.ratio(row), 3),
+                self.gradients.to_string(),
             ];
             let _ = writeln!(text, "{}", cells.join(","));
         }
