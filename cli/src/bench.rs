@@ -285,8 +285,7 @@ impl Shapes {
                 distinct.push(spec);
             }
         }
-        let specs = distinct;
-        Ok(specs)
+        Ok(distinct)
     }
 }
 

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::gpu::{Gpu, Purpose, Tensor};
 use crate::kernels::flash_bwd::{self, Makes};
-use crate::kernels::{Strides, flash_bwd_dsinks, flash_bwd_preprocess, score_mod_slopes, to_u32};
+use crate::kernels::{AttentionParams, Strides, flash_bwd_dsinks, flash_bwd_preprocess, score_mod_slopes, to_u32};
 use crate::plan::{BackwardPart, BackwardPlan};
-use crate::problem::{Align, Attention, DType, Dims, Problem};
+use crate::problem::{DType, Dims, Problem};
 
-use super::inputs::{Inputs, check_tensors};
-use super::steps::{Step, Work, bound, broadcast_strides, copies, first_elem, lse_strides, some_extras_in, strides_of};
+use super::inputs::{Inputs, check_tensors, in_one_buffer, not_a_buffer_of_its_own, wrong_tensor};
+use super::steps::{Step, Work, attention_params, copies, first_elem, lse_strides, some_extras_in, strides_of};
 
 /// What a backward call reads: what the forward call read, what it gave, and the gradients of that.
 #[derive(Debug, Clone, Copy)]
@@ -50,7 +50,7 @@ pub struct BackwardBindings<'a> {
     pub inputs: BackwardInputs<'a>,
     /// Where the gradients go: of the shapes and types of what they are of, in any strides with a contiguous last axis.
     pub gradients: &'a Gradients,
-    /// At least [`BackwardPlan::workspace_bytes`] of scratch memory, dense. None where that is 0.
+    /// At least [`BackwardPlan::workspace_bytes`] of scratch memory, dense. None where there is no row.
     pub workspace: Option<&'a Tensor>,
 }
 
@@ -61,12 +61,7 @@ impl BackwardPlan {
     /// As [`crate::Plan::record`]; [`Error::Invalid`] too for a gradient in a buffer that is read.
     pub fn record(&self, encoder: &mut wgpu::CommandEncoder, bindings: &BackwardBindings<'_>) -> Result<()> {
         let gpu = bindings.inputs.inputs.q.gpu();
-        let work = work_of(gpu, self, bindings)?;
-        work.record_copies(gpu, encoder)?;
-        for step in &work.steps {
-            step.record(gpu, encoder, 0..step.blocks)?;
-        }
-        Ok(())
+        work_of(gpu, self, bindings)?.record(gpu, encoder)
     }
 }
 
@@ -90,13 +85,7 @@ impl BackwardBindings<'_> {
             match (tensor, of) {
                 (Some(tensor), Some(of)) if tensor.shape() == of.shape() && tensor.dtype() == of.dtype() => {}
                 (Some(tensor), Some(of)) => {
-                    return Err(Error::invalid(format!(
-                        "{name} of {} and shape {:?}; accepted: {}, {:?}",
-                        tensor.dtype(),
-                        tensor.shape(),
-                        of.dtype(),
-                        of.shape()
-                    )));
+                    return Err(wrong_tensor(name, tensor, of.dtype(), of.shape()));
                 }
                 (Some(_), None) => {
                     return Err(Error::invalid(format!("{name} of what isn't there; accepted: none")));
@@ -116,24 +105,9 @@ impl BackwardBindings<'_> {
         let written = written.chain(dbias.as_ref().map(|tensor| ("dbias", tensor)));
         let written = written.chain(dsinks.as_ref().map(|tensor| ("dsinks", tensor)));
         let written: Vec<_> = written.chain(workspace.map(|tensor| ("workspace", tensor))).collect();
-        for (index, &(name, output)) in written.iter().enumerate() {
-            for &(other_name, other) in read.iter().chain(&written[..index]) {
-                if !Arc::ptr_eq(output.gpu(), gpu) || !Arc::ptr_eq(other.gpu(), gpu) {
-                    return Err(Error::invalid(format!(
-                        "{name} and {other_name} of different engines; accepted: of one"
-                    )));
-                }
-                if output.overlaps(other) {
-                    return Err(Error::invalid(format!(
-                        "{name} overlaps {other_name}; accepted: gradients apart from all else"
-                    )));
-                }
-                let is_read = name == "workspace" || read.iter().any(|&(read, _)| read == other_name);
-                if is_read && output.shares_buffer(other) {
-                    return Err(Error::invalid(format!(
-                        "{name} lies in the buffer of {other_name}; accepted: a buffer of its own"
-                    )));
-                }
+        for (name, other_name) in in_one_buffer(gpu, &read, &written, "gradients")? {
+            if name == "workspace" || read.iter().any(|&(read, _)| read == other_name) {
+                return Err(not_a_buffer_of_its_own(name, other_name));
             }
         }
         Ok(())
@@ -319,9 +293,7 @@ fn part_steps(
     let (problem, places) = (plan.problem(), plan.extras());
     let BackwardBindings { inputs: BackwardInputs { inputs, grad_o, .. }, gradients, .. } = *bindings;
     let dims = &problem.dims;
-    let options @ Attention { align, softcap, .. } = &problem.attention;
-    let packed = options.is_packed();
-    let (longest_q, longest_kv) = problem.longest();
+    let packed = problem.attention.is_packed();
     let (out, dv) = match variant.makes() {
         Makes::Dq(_) => (Some(&gradients.dq), None),
         Makes::DkDv(dk, dv) => (dk.map(|_| &gradients.dk), dv.map(|_| &gradients.dv)),
@@ -330,57 +302,27 @@ fn part_steps(
     if out.is_none() && dv.is_none() {
         return Ok(Vec::new());
     }
-    let (bias, bias_key) = broadcast_strides(gpu, "bias", inputs.bias)?;
-    let (mask, _) = broadcast_strides(gpu, "mask", inputs.mask.map(|mask| &mask.words))?;
     let strides = |name: &str, tensor: Option<&Tensor>| {
         tensor.map_or(Ok(Strides::NONE), |tensor| strides_of(gpu, name, tensor, packed))
     };
-    let [left, right] = options.reach();
-    let ranges = problem.ranges.unwrap_or_default();
-    let own = if matches!(variant.makes(), Makes::DkDv(..)) { longest_kv } else { longest_q };
-    let rows = if matches!(variant.makes(), Makes::DkDv(..)) { dims.kv_len } else { dims.q_len };
+    let own_keys = matches!(variant.makes(), Makes::DkDv(..));
+    let (longest_q, longest_kv) = problem.longest();
+    let (own, rows) = if own_keys { (longest_kv, dims.kv_len) } else { (longest_q, dims.q_len) };
     let base = first_elem(gpu, extras)?;
     let [_, heads, all_rows] = rows_of(problem);
     let axes = problem.bias.map_or([1; 4], |(_, shape)| shape);
+    let attention = attention_params(gpu, problem, places, &inputs, base)?;
     let params = flash_bwd::Params {
-        q: strides_of(gpu, "q", inputs.q, packed)?,
-        k: strides_of(gpu, "k", inputs.k, packed)?,
-        v: strides_of(gpu, "v", inputs.v, packed)?,
+        attention: AttentionParams {
+            q_blocks: to_u32(own.div_ceil(variant.block_own() as usize))?,
+            rows: if packed { 0 } else { to_u32(rows)? },
+            ..attention
+        },
         grad_o: strides_of(gpu, "grad_o", grad_o, packed)?,
-        bias,
-        mask,
         out: strides("a gradient", out)?,
         dv: strides("dv", dv)?,
-        q_len: to_u32(dims.q_len)?,
-        kv_len: to_u32(dims.kv_len)?,
-        head_dim: to_u32(dims.head_dim)?,
-        value_dim: to_u32(dims.value_dim)?,
-        q_heads: to_u32(dims.q_heads)?,
-        group_size: to_u32(dims.group_size())?,
-        q_blocks: to_u32(own.div_ceil(variant.block_own() as usize))?,
-        first_block: 0,
-        end_block: 0,
         first_tile: 0,
         end_tile: 0,
-        first_key: 0,
-        end_key: u32::MAX,
-        rows: if packed { 0 } else { to_u32(rows)? },
-        bottom_right: u32::from(*align == Align::BottomRight),
-        left: bound(left),
-        right: bound(right),
-        scale: problem.softmax_scale(),
-        softcap: softcap.unwrap_or(1.0),
-        bias_key,
-        mask_key: u32::from(inputs.mask.is_some_and(|mask| mask.shape()[3] != 1)),
-        sequences: base + places.sequences,
-        slopes: base + places.slopes,
-        slopes_batch: places.slopes_batch,
-        sinks: base + places.sinks,
-        ranges: base + places.ranges,
-        ranges_batch: if ranges[0] == 1 { 0 } else { to_u32(2 * ranges[1] * ranges[2])? },
-        ranges_head: if ranges[1] == 1 { 0 } else { to_u32(2 * ranges[2])? },
-        mod_data: base + places.mod_data,
-        mod_words: to_u32(problem.mod_words.unwrap_or(0))?,
         states: base + places.rows,
         states_batch: if packed { 0 } else { to_u32(2 * heads * all_rows)? },
         states_head: to_u32(2 * all_rows)?,
@@ -396,7 +338,7 @@ fn part_steps(
     tensors.push(extras);
     tensors.extend(dv);
     let tensors: Vec<Tensor> = tensors.into_iter().cloned().collect();
-    let aligned = [(inputs.q, params.q), (inputs.k, params.k), (inputs.v, params.v), (grad_o, params.grad_o)];
+    let aligned = [(inputs.q, attention.q), (inputs.k, attention.k), (inputs.v, attention.v), (grad_o, params.grad_o)];
     let aligned = variant.clone().aligned(aligned.map(|(tensor, strides)| (strides, tensor.elems() == 0)));
     let kernel = aligned.kernel();
     let blocks = variant.blocks(problem) as u64;
@@ -409,8 +351,8 @@ fn part_steps(
             tensors: tensors.clone(),
             blocks,
             params: Box::new(move |blocks| {
-                let params = flash_bwd::Params { first_block: blocks.start, end_block: blocks.end, ..params };
-                bytemuck::bytes_of(&params).to_vec()
+                bytemuck::bytes_of(&flash_bwd::Params { attention: params.attention.of_blocks(blocks), ..params })
+                    .to_vec()
             }),
         })
     };

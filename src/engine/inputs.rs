@@ -265,39 +265,61 @@ impl Bindings<'_> {
         let Self { inputs, o, lse, workspace } = *self;
         let problem = plan.problem();
         check_tensors(problem, &inputs, o, lse)?;
+        let written = [Some(("o", o)), Some(("lse", lse)), workspace.map(|tensor| ("workspace", tensor))];
+        let written: Vec<_> = written.into_iter().flatten().collect();
         let mut sharing = Sharing::Apart;
-        let outputs = [Some(("o", o)), Some(("lse", lse)), workspace.map(|tensor| ("workspace", tensor))];
-        let outputs: Vec<_> = outputs.into_iter().flatten().collect();
-        for (index, &(name, output)) in outputs.iter().enumerate() {
-            for (other_name, other) in inputs.tensors().chain(outputs[..index].iter().copied()) {
-                if !Arc::ptr_eq(output.gpu(), gpu) || !Arc::ptr_eq(other.gpu(), gpu) {
-                    return Err(Error::invalid(format!(
-                        "{name} and {other_name} of different engines; accepted: of one"
-                    )));
-                }
-                if output.overlaps(other) {
-                    return Err(Error::invalid(format!(
-                        "{name} overlaps {other_name}; accepted: outputs apart from all else"
-                    )));
-                }
-                if !output.shares_buffer(other) {
-                    continue;
-                }
-                // One dispatch can't bind a buffer both to be read and to be written; tensors that are read alone are bound as if
-                // they were written then. Tables and scratch memory are never.
-                if name == "workspace" || other_name == "mask" {
-                    return Err(Error::invalid(format!(
-                        "{name} lies in the buffer of {other_name}; accepted: a buffer of its own"
-                    )));
-                }
-                // Outputs are written anyway.
-                if !["o", "lse"].contains(&other_name) {
-                    sharing = Sharing::OneBuffer;
-                }
+        for (name, other_name) in in_one_buffer(gpu, &inputs.tensors().collect::<Vec<_>>(), &written, "outputs")? {
+            // One dispatch can't bind a buffer both to be read and to be written; tensors that are read alone are bound as if
+            // they were written then. Tables and scratch memory are never.
+            if name == "workspace" || other_name == "mask" {
+                return Err(not_a_buffer_of_its_own(name, other_name));
+            }
+            // Outputs are written anyway.
+            if !["o", "lse"].contains(&other_name) {
+                sharing = Sharing::OneBuffer;
             }
         }
         Ok(sharing)
     }
+}
+
+/// A tensor of a call, by its name.
+pub(super) type Named<'a> = (&'static str, &'a Tensor);
+
+/// Those that are written, each with another of the call whose buffer it lies in. Refuses what overlaps, or lies on other devices. `what`
+/// the written ones are, in the plural.
+pub(super) fn in_one_buffer(
+    gpu: &Arc<Gpu>,
+    read: &[Named<'_>],
+    written: &[Named<'_>],
+    what: &str,
+) -> Result<Vec<(&'static str, &'static str)>> {
+    let mut shared = Vec::new();
+    for (index, &(name, output)) in written.iter().enumerate() {
+        for &(other_name, other) in read.iter().chain(&written[..index]) {
+            if !Arc::ptr_eq(output.gpu(), gpu) || !Arc::ptr_eq(other.gpu(), gpu) {
+                return Err(Error::invalid(format!("{name} and {other_name} of different engines; accepted: of one")));
+            }
+            if output.overlaps(other) {
+                return Err(Error::invalid(format!(
+                    "{name} overlaps {other_name}; accepted: {what} apart from all else"
+                )));
+            }
+            if output.shares_buffer(other) {
+                shared.push((name, other_name));
+            }
+        }
+    }
+    Ok(shared)
+}
+
+pub(super) fn not_a_buffer_of_its_own(name: &str, other_name: &str) -> Error {
+    Error::invalid(format!("{name} lies in the buffer of {other_name}; accepted: a buffer of its own"))
+}
+
+/// A tensor that isn't of the type and shape it should be.
+pub(super) fn wrong_tensor(name: &str, tensor: &Tensor, dtype: DType, shape: &[usize]) -> Error {
+    Error::invalid(format!("{name} of {} and shape {:?}; accepted: {dtype}, {shape:?}", tensor.dtype(), tensor.shape()))
 }
 
 /// Whether the tensors of a forward call are what a problem says.
@@ -307,11 +329,7 @@ pub(super) fn check_tensors(problem: &Problem, inputs: &Inputs<'_>, o: &Tensor, 
     let given = [("q", inputs.q), ("k", inputs.k), ("v", inputs.v), ("o", o), ("lse", lse)];
     for ((name, tensor), (dtype, shape)) in given.into_iter().zip(expected) {
         if tensor.shape() != shape || tensor.dtype() != dtype {
-            return Err(Error::invalid(format!(
-                "{name} of {} and shape {:?}; accepted: {dtype}, {shape:?}",
-                tensor.dtype(),
-                tensor.shape()
-            )));
+            return Err(wrong_tensor(name, tensor, dtype, &shape));
         }
     }
     let options = Attention { output_dtype: Some(o_dtype), ..problem.attention.clone() };

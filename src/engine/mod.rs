@@ -13,7 +13,7 @@ pub use backward::{BackwardBindings, BackwardInputs, Gradients};
 pub use inputs::{AttentionOutput, Bindings, Inputs, Mask, MaskElement};
 
 use crate::error::{Error, Result};
-use crate::gpu::{self, Element, EngineOptions, Gpu, MemoryUse, Purpose, Tensor};
+use crate::gpu::{self, Element, EngineOptions, Gpu, Kernel, MemoryUse, Purpose, Tensor};
 use crate::kernels::{matmul, product};
 use crate::plan::{self, BackwardPlan, DeviceFacts, Path, Plan};
 use crate::problem::{Attention, DType, Problem, ScoreMod};
@@ -101,7 +101,19 @@ impl Engine {
     /// # Errors
     /// [`Error::Gpu`] if the driver refuses one.
     pub fn warm_up(&self, plan: &Plan) -> Result<()> {
-        plan.needed_kernels().iter().try_for_each(|kernel| self.gpu.pipeline(kernel).map(drop))
+        self.compile(&plan.needed_kernels())
+    }
+
+    /// The same for the kernels of gradients.
+    ///
+    /// # Errors
+    /// As [`Engine::warm_up`].
+    pub fn warm_up_backward(&self, plan: &BackwardPlan) -> Result<()> {
+        self.compile(&plan.needed_kernels())
+    }
+
+    fn compile(&self, kernels: &[Kernel]) -> Result<()> {
+        kernels.iter().try_for_each(|kernel| self.gpu.pipeline(kernel).map(drop))
     }
 
     /// The adapters of this machine, in the order that [`crate::AdapterChoice::Index`] counts.
@@ -431,9 +443,25 @@ impl Engine {
         &self,
         plan: &Plan,
         bindings: &Bindings<'_>,
-        mut progress: impl FnMut(f64) -> ControlFlow<()>,
+        progress: impl FnMut(f64) -> ControlFlow<()>,
     ) -> Result<()> {
-        let work = Work::of(&self.gpu, plan, bindings)?;
+        self.run_work(&Work::of(&self.gpu, plan, bindings)?, progress)
+    }
+
+    /// Runs a plan of gradients to its end, as [`Engine::run`] does.
+    ///
+    /// # Errors
+    /// [`Error::Cancelled`] when `progress` breaks; else as [`BackwardPlan::record`] and [`Engine::attention_backward`].
+    pub fn run_backward(
+        &self,
+        plan: &BackwardPlan,
+        bindings: &BackwardBindings<'_>,
+        progress: impl FnMut(f64) -> ControlFlow<()>,
+    ) -> Result<()> {
+        self.run_work(&backward::work_of(&self.gpu, plan, bindings)?, progress)
+    }
+
+    fn run_work(&self, work: &Work, mut progress: impl FnMut(f64) -> ControlFlow<()>) -> Result<()> {
         let mut encoder = self.gpu.encoder("tilewise.run")?;
         work.record_copies(&self.gpu, &mut encoder)?;
         self.gpu.submit(encoder)?;
@@ -623,12 +651,7 @@ impl Plan {
     /// one binding.
     pub fn record(&self, encoder: &mut wgpu::CommandEncoder, bindings: &Bindings<'_>) -> Result<()> {
         let gpu = bindings.inputs.q.gpu();
-        let work = Work::of(gpu, self, bindings)?;
-        work.record_copies(gpu, encoder)?;
-        for step in &work.steps {
-            step.record(gpu, encoder, 0..step.blocks)?;
-        }
-        Ok(())
+        Work::of(gpu, self, bindings)?.record(gpu, encoder)
     }
 }
 

@@ -5,9 +5,12 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::gpu::{Gpu, Kernel, Launch, Purpose, Tensor};
-use crate::kernels::{Stored, Strides, flash_fwd, forward, matmul, merge_states, product, softmax_rows, to_u32};
+use crate::kernels::{
+    AttentionParams, Stored, Strides, UNBOUNDED, flash_fwd, forward, matmul, merge_states, product, softmax_rows,
+    to_u32,
+};
 use crate::plan::{Extras, Plan, Route, loops_per_pass};
-use crate::problem::{Align, Attention, DType, Dims, MAX_LEN, Problem};
+use crate::problem::{Align, DType, Dims, MAX_LEN, Problem};
 
 use super::inputs::{AttentionOutput, Bindings, Inputs, Sharing};
 
@@ -70,6 +73,11 @@ impl Work {
                 Ok(Self { copies: Vec::new(), workspace: None, steps })
             }
         }
+    }
+
+    pub(super) fn record(&self, gpu: &Gpu, encoder: &mut wgpu::CommandEncoder) -> Result<()> {
+        self.record_copies(gpu, encoder)?;
+        self.steps.iter().try_for_each(|step| step.record(gpu, encoder, 0..step.blocks))
     }
 
     /// Records the copies; they come before the first step.
@@ -212,7 +220,7 @@ pub(super) fn lse_strides(gpu: &Gpu, name: &str, tensor: &Tensor, packed: bool) 
 }
 
 /// Of a tensor that is read broadcast, and whether neighbouring keys have elements of their own.
-pub(super) fn broadcast_strides(gpu: &Gpu, name: &str, tensor: Option<&Tensor>) -> Result<(Strides, u32)> {
+fn broadcast_strides(gpu: &Gpu, name: &str, tensor: Option<&Tensor>) -> Result<(Strides, u32)> {
     let Some(tensor) = tensor else { return Ok((Strides::NONE, 0)) };
     let mut strides = Strides::of_matrices(gpu, name, tensor)?;
     let along = |axis: usize, stride: u32| if tensor.shape()[axis] == 1 { 0 } else { stride };
@@ -222,10 +230,62 @@ pub(super) fn broadcast_strides(gpu: &Gpu, name: &str, tensor: Option<&Tensor>) 
 }
 
 /// A bound on keys as the kernel takes it.
-pub(super) fn bound(reach: Option<u32>) -> i32 {
+fn bound(reach: Option<u32>) -> i32 {
     // Beyond the longest input a bound is none.
     let bound = reach.filter(|&reach| (reach as usize) < MAX_LEN);
-    bound.and_then(|reach| i32::try_from(reach).ok()).unwrap_or(flash_fwd::UNBOUNDED)
+    bound.and_then(|reach| i32::try_from(reach).ok()).unwrap_or(UNBOUNDED)
+}
+
+/// What every tiled kernel is told: by a dispatch of all blocks and keys, of which the caller says how many blocks of how many rows.
+/// `base`: where the small tables begin in the window that the kernel sees.
+pub(super) fn attention_params(
+    gpu: &Gpu,
+    problem: &Problem,
+    places: &Extras,
+    inputs: &Inputs<'_>,
+    base: u32,
+) -> Result<AttentionParams> {
+    let (dims, options) = (&problem.dims, &problem.attention);
+    let packed = options.is_packed();
+    let (bias, bias_key) = broadcast_strides(gpu, "bias", inputs.bias)?;
+    let (mask, _) = broadcast_strides(gpu, "mask", inputs.mask.map(|mask| &mask.words))?;
+    let [left, right] = options.reach();
+    let ranges = problem.ranges.unwrap_or_default();
+    Ok(AttentionParams {
+        q: strides_of(gpu, "q", inputs.q, packed)?,
+        k: strides_of(gpu, "k", inputs.k, packed)?,
+        v: strides_of(gpu, "v", inputs.v, packed)?,
+        bias,
+        mask,
+        q_len: to_u32(dims.q_len)?,
+        kv_len: to_u32(dims.kv_len)?,
+        head_dim: to_u32(dims.head_dim)?,
+        value_dim: to_u32(dims.value_dim)?,
+        q_heads: to_u32(dims.q_heads)?,
+        group_size: to_u32(dims.group_size())?,
+        q_blocks: 0,
+        first_block: 0,
+        end_block: 0,
+        first_key: 0,
+        end_key: u32::MAX,
+        rows: if packed { 0 } else { to_u32(dims.q_len)? },
+        bottom_right: u32::from(options.align == Align::BottomRight),
+        left: bound(left),
+        right: bound(right),
+        scale: problem.softmax_scale(),
+        softcap: options.softcap.unwrap_or(1.0),
+        bias_key,
+        mask_key: u32::from(inputs.mask.is_some_and(|mask| mask.shape()[3] != 1)),
+        sequences: base + places.sequences,
+        slopes: base + places.slopes,
+        slopes_batch: places.slopes_batch,
+        sinks: base + places.sinks,
+        ranges: base + places.ranges,
+        ranges_batch: if ranges[0] == 1 { 0 } else { to_u32(2 * ranges[1] * ranges[2])? },
+        ranges_head: if ranges[1] == 1 { 0 } else { to_u32(2 * ranges[2])? },
+        mod_data: base + places.mod_data,
+        mod_words: to_u32(problem.mod_words.unwrap_or(0))?,
+    })
 }
 
 fn forward_steps(
@@ -239,54 +299,17 @@ fn forward_steps(
     let (problem, places) = (plan.problem(), plan.extras());
     let Bindings { inputs, o, lse, .. } = *bindings;
     let dims = &problem.dims;
-    let options @ Attention { align, softcap, .. } = &problem.attention;
-    let packed = options.is_packed();
+    let packed = problem.attention.is_packed();
     let (longest_q, longest_kv) = problem.longest();
     let q_blocks = longest_q.div_ceil(variant.block_q() as usize);
-    let lse_strides = lse_strides(gpu, "lse", lse, packed)?;
-    let (bias, bias_key) = broadcast_strides(gpu, "bias", inputs.bias)?;
-    let (mask, _) = broadcast_strides(gpu, "mask", inputs.mask.map(|mask| &mask.words))?;
-    let [left, right] = options.reach();
-    let ranges = problem.ranges.unwrap_or_default();
     // Where the tables begin in the window that the kernel sees.
     let base = extras.map_or(Ok(0), |it| first_elem(gpu, it))?;
+    let attention = attention_params(gpu, problem, places, &inputs, base)?;
     let params = flash_fwd::Params {
-        q: strides_of(gpu, "q", inputs.q, packed)?,
-        k: strides_of(gpu, "k", inputs.k, packed)?,
-        v: strides_of(gpu, "v", inputs.v, packed)?,
+        attention: AttentionParams { q_blocks: to_u32(q_blocks)?, ..attention },
         out: strides_of(gpu, "o", o, packed)?,
-        lse: lse_strides,
-        bias,
-        mask,
-        q_len: to_u32(dims.q_len)?,
-        kv_len: to_u32(dims.kv_len)?,
-        head_dim: to_u32(dims.head_dim)?,
-        value_dim: to_u32(dims.value_dim)?,
-        q_heads: to_u32(dims.q_heads)?,
-        group_size: to_u32(dims.group_size())?,
-        q_blocks: to_u32(q_blocks)?,
-        first_block: 0,
-        end_block: 0,
-        first_key: 0,
-        end_key: 0,
+        lse: lse_strides(gpu, "lse", lse, packed)?,
         last_pass: 0,
-        rows: if packed { 0 } else { to_u32(dims.q_len)? },
-        bottom_right: u32::from(*align == Align::BottomRight),
-        left: bound(left),
-        right: bound(right),
-        scale: problem.softmax_scale(),
-        softcap: softcap.unwrap_or(1.0),
-        bias_key,
-        mask_key: u32::from(inputs.mask.is_some_and(|mask| mask.shape()[3] != 1)),
-        sequences: base + places.sequences,
-        slopes: base + places.slopes,
-        slopes_batch: places.slopes_batch,
-        sinks: base + places.sinks,
-        ranges: base + places.ranges,
-        ranges_batch: if ranges[0] == 1 { 0 } else { to_u32(2 * ranges[1] * ranges[2])? },
-        ranges_head: if ranges[1] == 1 { 0 } else { to_u32(2 * ranges[2])? },
-        mod_data: base + places.mod_data,
-        mod_words: to_u32(problem.mod_words.unwrap_or(0))?,
         sums: base + places.rows,
         sums_batch: if packed { 0 } else { to_u32(dims.q_heads * dims.q_len)? },
         sums_head: to_u32(dims.q_len)?,
@@ -296,21 +319,22 @@ fn forward_steps(
     tensors.extend(inputs.mask.map(|mask| &mask.words));
     tensors.extend(extras);
     let tensors: Vec<Tensor> = tensors.into_iter().cloned().collect();
-    let aligned = [(inputs.q, params.q), (inputs.k, params.k), (inputs.v, params.v)];
+    let aligned = [(inputs.q, attention.q), (inputs.k, attention.k), (inputs.v, attention.v)];
     let kernel = variant.aligned(aligned.map(|(tensor, strides)| (strides, tensor.elems() == 0))).kernel();
     let blocks = (q_blocks * dims.q_heads * dims.batch) as u64;
     let pass = |first_key: usize| -> Result<Step> {
         let end_key = longest_kv.min(first_key.saturating_add(keys_per_pass as usize));
         let last_pass = u32::from(end_key == longest_kv);
-        let params =
-            flash_fwd::Params { first_key: to_u32(first_key)?, end_key: to_u32(end_key)?, last_pass, ..params };
+        let attention =
+            AttentionParams { first_key: to_u32(first_key)?, end_key: to_u32(end_key)?, ..params.attention };
+        let params = flash_fwd::Params { attention, last_pass, ..params };
         Ok(Step {
             kernel: kernel.clone(),
             tensors: tensors.clone(),
             blocks,
             params: Box::new(move |blocks| {
-                let params = flash_fwd::Params { first_block: blocks.start, end_block: blocks.end, ..params };
-                bytemuck::bytes_of(&params).to_vec()
+                bytemuck::bytes_of(&flash_fwd::Params { attention: params.attention.of_blocks(blocks), ..params })
+                    .to_vec()
             }),
         })
     };

@@ -9,8 +9,8 @@ use bytemuck::Zeroable;
 use wgpu::naga::{self, AddressSpace, ScalarKind, StorageAccess, TypeInner};
 
 use super::{
-    Stored, Strides, flash_bwd, flash_bwd_dsinks, flash_bwd_preprocess, flash_fwd, flash_fwd_broadcast, forward,
-    matmul, matmul_broadcast, merge_states, score_mod_slopes, softmax_rows,
+    AttentionParams, Stored, Strides, flash_bwd, flash_bwd_dsinks, flash_bwd_preprocess, flash_fwd,
+    flash_fwd_broadcast, forward, matmul, matmul_broadcast, merge_states, score_mod_slopes, softmax_rows,
 };
 use crate::gpu::{Access, Kernel};
 use crate::plan::{self, Among, BackwardPlan, DeviceFacts};
@@ -311,107 +311,70 @@ fn add_member(members: &mut Vec<Member>, strides: [&str; 4], name: &str, offset:
     }
 }
 
+const ATTENTION_STRIDES: [&str; 4] = ["offset", "batch", "head", "row"];
+
+/// With the members that all tiled kernels have before their own.
+fn attention_members(own: Vec<Member>) -> Vec<Member> {
+    const { assert!(offset_of!(flash_fwd::Params, attention) == 0 && offset_of!(flash_bwd::Params, attention) == 0) };
+    let mut members = members!(
+        AttentionParams,
+        ATTENTION_STRIDES,
+        [
+            q,
+            k,
+            v,
+            bias,
+            mask,
+            q_len,
+            kv_len,
+            head_dim,
+            value_dim,
+            q_heads,
+            group_size,
+            q_blocks,
+            first_block,
+            end_block,
+            first_key,
+            end_key,
+            rows,
+            bottom_right,
+            left,
+            right,
+            scale,
+            softcap,
+            bias_key,
+            mask_key,
+            sequences,
+            slopes,
+            slopes_batch,
+            sinks,
+            ranges,
+            ranges_batch,
+            ranges_head,
+            mod_data,
+            mod_words,
+        ]
+    );
+    members.extend(own);
+    members
+}
+
 /// What the host writes into a kernel's uniform. A new kernel needs its line here.
 fn host_members(stem: &str) -> Vec<Member> {
     match stem {
-        "flash_fwd" | "flash_fwd_broadcast" => members!(
+        "flash_fwd" | "flash_fwd_broadcast" => attention_members(members!(
             flash_fwd::Params,
-            ["offset", "batch", "head", "row"],
-            [
-                q,
-                k,
-                v,
-                out,
-                lse,
-                bias,
-                mask,
-                q_len,
-                kv_len,
-                head_dim,
-                value_dim,
-                q_heads,
-                group_size,
-                q_blocks,
-                first_block,
-                end_block,
-                first_key,
-                end_key,
-                last_pass,
-                rows,
-                bottom_right,
-                left,
-                right,
-                scale,
-                softcap,
-                bias_key,
-                mask_key,
-                sequences,
-                slopes,
-                slopes_batch,
-                sinks,
-                ranges,
-                ranges_batch,
-                ranges_head,
-                mod_data,
-                mod_words,
-                sums,
-                sums_batch,
-                sums_head
-            ]
-        ),
-        "flash_bwd_broadcast" | "flash_bwd_dq" | "flash_bwd_dkdv" | "flash_bwd_dbias" => members!(
+            ATTENTION_STRIDES,
+            [out, lse, last_pass, sums, sums_batch, sums_head]
+        )),
+        "flash_bwd_broadcast" | "flash_bwd_dq" | "flash_bwd_dkdv" | "flash_bwd_dbias" => attention_members(members!(
             flash_bwd::Params,
-            ["offset", "batch", "head", "row"],
-            [
-                q,
-                k,
-                v,
-                grad_o,
-                bias,
-                mask,
-                out,
-                dv,
-                q_len,
-                kv_len,
-                head_dim,
-                value_dim,
-                q_heads,
-                group_size,
-                q_blocks,
-                first_block,
-                end_block,
-                first_tile,
-                end_tile,
-                first_key,
-                end_key,
-                rows,
-                bottom_right,
-                left,
-                right,
-                scale,
-                softcap,
-                bias_key,
-                mask_key,
-                sequences,
-                slopes,
-                slopes_batch,
-                sinks,
-                ranges,
-                ranges_batch,
-                ranges_head,
-                mod_data,
-                mod_words,
-                states,
-                states_batch,
-                states_head,
-                bias_axes,
-                pad_0,
-                pad_1
-            ]
-        ),
+            ATTENTION_STRIDES,
+            [grad_o, out, dv, first_tile, end_tile, states, states_batch, states_head, bias_axes, pad_0, pad_1]
+        )),
         "flash_bwd_preprocess" => members!(
             flash_bwd_preprocess::Params,
-            ["offset", "batch", "head", "row"],
+            ATTENTION_STRIDES,
             [o, grad_o, lse, grad_lse, heads, rows, dim, items, states, first_block, end_block, pad]
         ),
         "score_mod_slopes" => members!(
@@ -456,7 +419,7 @@ fn host_members(stem: &str) -> Vec<Member> {
         ),
         "merge_states" => members!(
             merge_states::Params,
-            ["offset", "batch", "head", "row"],
+            ATTENTION_STRIDES,
             [a, b, out, lse_a, lse_b, lse, heads, rows, dim, row_vecs, items, first_block, end_block, pad]
         ),
         _ => panic!("{stem} has no list of members"),

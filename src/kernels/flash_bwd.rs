@@ -6,7 +6,7 @@ use crate::problem::DType;
 use crate::shader::Recipe;
 
 use super::flash_fwd::Options;
-use super::{Stored, Strides, slice_that_fits};
+use super::{AttentionParams, Stored, Strides, slice_that_fits};
 
 /// Which gradients a kernel makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -245,46 +245,13 @@ impl Variant {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 pub(crate) struct Params {
-    pub(crate) q: Strides,
-    pub(crate) k: Strides,
-    pub(crate) v: Strides,
+    pub(crate) attention: AttentionParams,
     pub(crate) grad_o: Strides,
-    pub(crate) bias: Strides,
-    pub(crate) mask: Strides,
     /// Of dq, dk or dbias.
     pub(crate) out: Strides,
     pub(crate) dv: Strides,
-    pub(crate) q_len: u32,
-    pub(crate) kv_len: u32,
-    pub(crate) head_dim: u32,
-    pub(crate) value_dim: u32,
-    pub(crate) q_heads: u32,
-    pub(crate) group_size: u32,
-    pub(crate) q_blocks: u32,
-    pub(crate) first_block: u32,
-    pub(crate) end_block: u32,
     pub(crate) first_tile: u32,
     pub(crate) end_tile: u32,
-    /// 0, and `u32::MAX`: all.
-    pub(crate) first_key: u32,
-    pub(crate) end_key: u32,
-    pub(crate) rows: u32,
-    pub(crate) bottom_right: u32,
-    pub(crate) left: i32,
-    pub(crate) right: i32,
-    pub(crate) scale: f32,
-    pub(crate) softcap: f32,
-    pub(crate) bias_key: u32,
-    pub(crate) mask_key: u32,
-    pub(crate) sequences: u32,
-    pub(crate) slopes: u32,
-    pub(crate) slopes_batch: u32,
-    pub(crate) sinks: u32,
-    pub(crate) ranges: u32,
-    pub(crate) ranges_batch: u32,
-    pub(crate) ranges_head: u32,
-    pub(crate) mod_data: u32,
-    pub(crate) mod_words: u32,
     pub(crate) states: u32,
     pub(crate) states_batch: u32,
     pub(crate) states_head: u32,

@@ -6,7 +6,7 @@ use crate::gpu::{Access, Kernel};
 use crate::problem::{DType, Problem};
 use crate::shader::Recipe;
 
-use super::{Stored, Strides, slice_that_fits};
+use super::{AttentionParams, Stored, Strides, slice_that_fits};
 
 /// What is baked into the text: how the tile is cut, and which options it has. See the kernel's header.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -307,49 +307,14 @@ impl Variant {
     }
 }
 
-/// A bound that is none, as in the WGSL.
-pub(crate) const UNBOUNDED: i32 = i32::MAX;
-
 /// `struct Params` of the WGSL.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
 pub(crate) struct Params {
-    pub(crate) q: Strides,
-    pub(crate) k: Strides,
-    pub(crate) v: Strides,
+    pub(crate) attention: AttentionParams,
     pub(crate) out: Strides,
     pub(crate) lse: Strides,
-    pub(crate) bias: Strides,
-    pub(crate) mask: Strides,
-    pub(crate) q_len: u32,
-    pub(crate) kv_len: u32,
-    pub(crate) head_dim: u32,
-    pub(crate) value_dim: u32,
-    pub(crate) q_heads: u32,
-    pub(crate) group_size: u32,
-    pub(crate) q_blocks: u32,
-    pub(crate) first_block: u32,
-    pub(crate) end_block: u32,
-    pub(crate) first_key: u32,
-    pub(crate) end_key: u32,
     pub(crate) last_pass: u32,
-    pub(crate) rows: u32,
-    pub(crate) bottom_right: u32,
-    pub(crate) left: i32,
-    pub(crate) right: i32,
-    pub(crate) scale: f32,
-    pub(crate) softcap: f32,
-    pub(crate) bias_key: u32,
-    pub(crate) mask_key: u32,
-    pub(crate) sequences: u32,
-    pub(crate) slopes: u32,
-    pub(crate) slopes_batch: u32,
-    pub(crate) sinks: u32,
-    pub(crate) ranges: u32,
-    pub(crate) ranges_batch: u32,
-    pub(crate) ranges_head: u32,
-    pub(crate) mod_data: u32,
-    pub(crate) mod_words: u32,
     pub(crate) sums: u32,
     pub(crate) sums_batch: u32,
     pub(crate) sums_head: u32,

@@ -22,6 +22,8 @@ pub(crate) mod score_mod_slopes;
 pub(crate) mod softmax_rows;
 mod wide;
 
+use core::ops::Range;
+
 use crate::error::{Error, Result};
 use crate::gpu::{Gpu, Tensor};
 use crate::problem::DType;
@@ -110,6 +112,55 @@ impl Strides {
         // Strides of axes of size 1 or of an empty tensor may be anything: they are never multiplied by more than 0.
         let [outer, inner, row] = strides.map(|stride| u32::try_from(stride).unwrap_or(0));
         Ok(Self { offset, outer, inner, row })
+    }
+}
+
+/// A bound that is none, as in the WGSL.
+pub(crate) const UNBOUNDED: i32 = i32::MAX;
+
+/// What every tiled kernel is told, first in its `struct Params`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+pub(crate) struct AttentionParams {
+    pub(crate) q: Strides,
+    pub(crate) k: Strides,
+    pub(crate) v: Strides,
+    pub(crate) bias: Strides,
+    pub(crate) mask: Strides,
+    pub(crate) q_len: u32,
+    pub(crate) kv_len: u32,
+    pub(crate) head_dim: u32,
+    pub(crate) value_dim: u32,
+    pub(crate) q_heads: u32,
+    pub(crate) group_size: u32,
+    pub(crate) q_blocks: u32,
+    pub(crate) first_block: u32,
+    pub(crate) end_block: u32,
+    pub(crate) first_key: u32,
+    pub(crate) end_key: u32,
+    pub(crate) rows: u32,
+    pub(crate) bottom_right: u32,
+    pub(crate) left: i32,
+    pub(crate) right: i32,
+    pub(crate) scale: f32,
+    pub(crate) softcap: f32,
+    pub(crate) bias_key: u32,
+    pub(crate) mask_key: u32,
+    pub(crate) sequences: u32,
+    pub(crate) slopes: u32,
+    pub(crate) slopes_batch: u32,
+    pub(crate) sinks: u32,
+    pub(crate) ranges: u32,
+    pub(crate) ranges_batch: u32,
+    pub(crate) ranges_head: u32,
+    pub(crate) mod_data: u32,
+    pub(crate) mod_words: u32,
+}
+
+impl AttentionParams {
+    /// The same for a range of the blocks.
+    pub(crate) fn of_blocks(self, blocks: Range<u32>) -> Self {
+        Self { first_block: blocks.start, end_block: blocks.end, ..self }
     }
 }
 

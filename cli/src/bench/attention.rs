@@ -12,7 +12,7 @@ use crate::measure::{self, Elapsed, Stopwatch, caught};
 use crate::tensors::Numbers;
 
 /// From here on one run is enough.
-pub(super) const LONG_SECONDS: f64 = 10.0;
+const LONG_SECONDS: f64 = 10.0;
 
 /// From here on a run is cut into short submissions: systems take a GPU from whoever keeps it for seconds. A software device
 /// has no such watchdog, and loses time whenever its cores wait for the last of them.
@@ -172,41 +172,49 @@ fn run(bench: &Bench<'_>, data: &Data<'_>, plan: &Plan, path: Path, other: Optio
     }
 
     let one_submission = if bench.software { LONG_SECONDS } else { ONE_SUBMISSION_SECONDS };
-    // A run that takes this long is its own warm-up.
-    let mut runs = Vec::new();
-    let enough = bench.reps.unwrap_or_else(|| {
-        if first.seconds > LONG_SECONDS {
-            runs.push(first);
-            1
+    let runs = repeat(bench, &title, first, || {
+        if first.seconds < one_submission {
+            run_at_once(engine, bench.software, |encoder| plan.record(encoder, &bindings))
         } else {
-            reps(first.seconds)
+            run_in_parts(bench, plan, &bindings)
         }
-    });
-    while runs.len() < enough {
-        progress.stage(format!("{title}, run {} of {enough}", runs.len() + 1));
-        runs.push(if first.seconds < one_submission {
-            run_at_once(engine, bench.software, plan, &bindings)?
-        } else {
-            run_in_parts(bench, plan, &bindings)?
-        });
-        progress.done(runs.len() as f64 / enough as f64);
-    }
+    })?;
     Ok(Ran { output: result, checked, runs, memory, kernel: plan.kernels().join(" + ") })
 }
 
-/// About two seconds of runs: at least 3, at most 20.
-pub(super) fn reps(seconds: f64) -> usize {
+/// Runs it as often as was asked for, or for about two seconds: at least 3 times, at most 20. `first`, which came before, is a run of its own
+/// where it took long.
+pub(super) fn repeat(
+    bench: &Bench<'_>,
+    title: &str,
+    first: Elapsed,
+    mut run: impl FnMut() -> Result<Elapsed>,
+) -> Result<Vec<Elapsed>> {
+    if bench.reps.is_none() && first.seconds > LONG_SECONDS {
+        return Ok(vec![first]);
+    }
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped")]
-    let reps = (2.0 / seconds.max(1e-6)).clamp(3.0, 20.0) as usize;
-    reps
+    let enough = bench.reps.unwrap_or((2.0 / first.seconds.max(1e-6)).clamp(3.0, 20.0) as usize);
+    (1..=enough)
+        .map(|n| {
+            bench.progress.stage(format!("{title}, run {n} of {enough}"));
+            let elapsed = run()?;
+            bench.progress.done(n as f64 / enough as f64);
+            Ok(elapsed)
+        })
+        .collect()
 }
 
 /// As one submission, from recording to completion.
-pub(super) fn run_at_once(engine: &Engine, software: bool, plan: &Plan, bindings: &Bindings<'_>) -> Result<Elapsed> {
+pub(super) fn run_at_once(
+    engine: &Engine,
+    software: bool,
+    record: impl FnOnce(&mut wgpu::CommandEncoder) -> tilewise::Result<()>,
+) -> Result<Elapsed> {
     let device = engine.device();
     let watch = Stopwatch::start(software);
     let mut encoder = caught(device, || device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default()))?;
-    plan.record(&mut encoder, bindings)?;
+    record(&mut encoder)?;
     caught(device, || engine.queue().submit([encoder.finish()]))?;
     engine.wait()?;
     Ok(watch.stop())

@@ -2,15 +2,13 @@
 
 use anyhow::{Result, ensure};
 use tilewise::reference::{self, Comparison, GradientTolerance, Gradients as Expected, compare};
-use tilewise::{
-    AttentionOutput, BackwardBindings, BackwardInputs, BackwardPlan, Dims, Engine, Gradients, Problem, Storage,
-};
+use tilewise::{AttentionOutput, BackwardBindings, BackwardInputs, Dims, Gradients, Problem, Storage};
 
 use super::Bench;
-use super::attention::{Data, LONG_SECONDS, reps};
+use super::attention::{Data, repeat, run_at_once};
 use super::check::{self, Checked};
 use super::row::{Measured, MemoryWatch, Row, Spec};
-use crate::measure::{self, Elapsed, Stopwatch, caught};
+use crate::measure;
 use crate::tensors::{Numbers, precision};
 
 /// Why there is nothing to measure on the naive path.
@@ -42,14 +40,13 @@ pub(super) fn measure(bench: &Bench<'_>, spec: &Spec) -> Result<Row> {
     let given = BackwardInputs { inputs, o: &o, lse: &lse, grad_o: &grad_o, grad_lse: None };
 
     progress.stage(&title);
-    // The first call waits for the driver's compiler.
-    engine.attention_backward(&given, &spec.options.attention())?;
-    engine.wait()?;
+    engine.warm_up_backward(&plan)?;
     let watch = MemoryWatch::start(bench)?;
     let gradients = engine.alloc_gradients(&plan)?;
     let workspace = engine.alloc_backward_workspace(&plan)?;
     let bindings = BackwardBindings { inputs: given, gradients: &gradients, workspace: workspace.as_ref() };
-    let first = run(engine, bench.software, &plan, &bindings)?;
+    let run = || run_at_once(engine, bench.software, |encoder| plan.record(encoder, &bindings));
+    let first = run()?;
     let results = [&gradients.dq, &gradients.dk, &gradients.dv, &o, &lse];
     let memory = watch.stop(results.into_iter().map(|tensor| tensor.raw_buffer().size()).sum());
 
@@ -57,20 +54,7 @@ pub(super) fn measure(bench: &Bench<'_>, spec: &Spec) -> Result<Row> {
     let got = read(&gradients)?;
     let (checked, compared) = check(spec, &data, &grad_o_host, &got, plan.flops())?;
 
-    let mut runs = Vec::new();
-    let enough = bench.reps.unwrap_or_else(|| {
-        if first.seconds > LONG_SECONDS {
-            runs.push(first);
-            1
-        } else {
-            reps(first.seconds)
-        }
-    });
-    while runs.len() < enough {
-        progress.stage(format!("{title}, run {} of {enough}", runs.len() + 1));
-        runs.push(run(engine, bench.software, &plan, &bindings)?);
-        progress.done(runs.len() as f64 / enough as f64);
-    }
+    let runs = repeat(bench, &title, first, run)?;
     let kernels = plan.kernels().join(" + ");
     Ok(Row {
         spec: *spec,
@@ -84,17 +68,6 @@ pub(super) fn measure(bench: &Bench<'_>, spec: &Spec) -> Result<Row> {
 
 fn read(Gradients { dq, dk, dv, .. }: &Gradients) -> tilewise::Result<HostGradients> {
     Ok(HostGradients { dq: dq.read()?, dk: dk.read()?, dv: dv.read()? })
-}
-
-/// As one submission, from recording to completion.
-fn run(engine: &Engine, software: bool, plan: &BackwardPlan, bindings: &BackwardBindings<'_>) -> Result<Elapsed> {
-    let device = engine.device();
-    let watch = Stopwatch::start(software);
-    let mut encoder = caught(device, || device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default()))?;
-    plan.record(&mut encoder, bindings)?;
-    caught(device, || engine.queue().submit([encoder.finish()]))?;
-    engine.wait()?;
-    Ok(watch.stop())
 }
 
 /// Compares with the f64 reference; what is too much for that by what must hold between gradients.
@@ -115,11 +88,15 @@ fn check(spec: &Spec, data: &Data<'_>, grad_o: &[f32], got: &HostGradients, flop
     ] {
         let compared = compare(got, expected, tolerance_of(tolerance, precision(dtype)));
         ensure!(compared.passed(), "{name} is not the f64 reference's: {compared}");
-        worst = worst.into_iter().chain([compared]).max_by(|a, b| a.max_abs_err.total_cmp(&b.max_abs_err));
+        worst = worse(worst, compared);
     }
     let rows = problem.dims().rows();
     let worst = worst.ok_or_else(|| anyhow::anyhow!("no gradient"))?;
     Ok((Checked::product(&worst, rows), "with the f64 reference, all elements of dq, dk and dv".to_string()))
+}
+
+fn worse(worst: Option<Comparison>, compared: Comparison) -> Option<Comparison> {
+    worst.into_iter().chain([compared]).max_by(|a, b| a.max_abs_err.total_cmp(&b.max_abs_err))
 }
 
 /// The weights of a row sum to 1, so that the rows of dv sum to those of the gradient of o; and a score's gradient meets q and k alike:
@@ -152,7 +129,7 @@ fn check_sums(
         let expected: Vec<f64> = expected.iter().map(|sum| sum[0]).collect();
         let compared = compare(&got, &expected, (unit + 1e-5) * magnitude);
         ensure!(compared.passed(), "the sums of dv aren't those of the gradient of o: {compared}");
-        worst = worst.into_iter().chain([compared]).max_by(|a, b| a.max_abs_err.total_cmp(&b.max_abs_err));
+        worst = worse(worst, compared);
     }
     let dot = |a: &[f32], b: &[f32]| {
         let terms = a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b));

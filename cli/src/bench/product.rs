@@ -4,16 +4,13 @@ use anyhow::{Result, ensure};
 use tilewise::reference;
 
 use super::Bench;
-use super::attention::reps;
+use super::attention::repeat;
 use super::check::{Checked, PRODUCT_ROWS, spread};
 use super::row::{Measured, MemoryWatch, Row, Spec};
 use crate::measure::{self, Stopwatch};
 
 /// Why there is nothing to measure on the naive path.
 pub(super) const NO_NAIVE: &str = "a matrix product has no naive path";
-
-/// From here on one run is enough.
-const LONG_SECONDS: f64 = 10.0;
 
 pub(super) fn measure(bench: &Bench<'_>, spec: &Spec) -> Result<Row> {
     let Bench { engine, progress, .. } = *bench;
@@ -23,7 +20,8 @@ pub(super) fn measure(bench: &Bench<'_>, spec: &Spec) -> Result<Row> {
     let (a_host, b_host) = (measure::normal(1, n * n), measure::normal(2, n * n));
     let (a, b) = (engine.upload(&a_host, [n, n])?, engine.upload(&b_host, [n, n])?);
 
-    progress.stage(format!("{n}: matrix product"));
+    let title = format!("{n}: matrix product");
+    progress.stage(&title);
     // The first call waits for the driver's compiler.
     engine.matmul(&a, &b)?;
     engine.wait()?;
@@ -39,19 +37,7 @@ pub(super) fn measure(bench: &Bench<'_>, spec: &Spec) -> Result<Row> {
     let checked = check(n, &a_host, &b_host, &c.read()?)?;
     drop(c);
 
-    let mut runs = Vec::new();
-    let enough = bench.reps.unwrap_or_else(|| {
-        if first.seconds > LONG_SECONDS {
-            runs.push(first);
-            1
-        } else {
-            reps(first.seconds)
-        }
-    });
-    while runs.len() < enough {
-        runs.push(timed()?.0);
-        progress.done(runs.len() as f64 / enough as f64);
-    }
+    let runs = repeat(bench, &title, first, || Ok(timed()?.0))?;
     Ok(Row {
         spec: *spec,
         flops,

@@ -180,7 +180,7 @@ impl Report {
         let quoted = |field: &str| format!("\"{}\"", field.replace('"', "\"\""));
         let or_empty = |value: Option<String>| value.unwrap_or_default();
         let mut fields =
-            vec![quoted(&self.adapter), quoted(&self.driver), spec.kind_name(), spec.dtype.name().to_string()];
+            vec![quoted(&self.adapter), quoted(&self.driver), spec.kind.name(), spec.dtype.name().to_string()];
         let sizes = [spec.batch, spec.heads, spec.kv_heads, spec.q_len, spec.kv_len, spec.head_dim, spec.value_dim];
         fields.extend(sizes.map(|size| size.to_string()));
         let Options { causal, window, softcap, .. } = spec.options;

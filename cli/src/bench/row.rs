@@ -52,10 +52,6 @@ impl Spec {
         Problem::new(dims, self.options.attention())?.storage(Storage::all(self.dtype.stored()))
     }
 
-    pub(super) fn kind_name(&self) -> String {
-        self.kind.name()
-    }
-
     /// All but the lengths, for people.
     pub(crate) fn shape(&self) -> String {
         if self.kind == Kind::Matmul {

@@ -205,7 +205,8 @@ fn tune(engine: &Engine, spec: &Spec, progress: &Progress) -> Result<(Row, Optio
 
 fn run_once(engine: &Engine, data: &Data<'_>, candidate: &Candidate) -> Result<Elapsed> {
     let Candidate { plan, output, workspace, .. } = candidate;
-    run_at_once(engine, measure::is_software(engine), plan, &data.bindings(output, workspace.as_ref()))
+    let bindings = data.bindings(output, workspace.as_ref());
+    run_at_once(engine, measure::is_software(engine), |encoder| plan.record(encoder, &bindings))
 }
 
 impl Row {

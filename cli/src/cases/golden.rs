@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use serde_json::Value;
 use tilewise::reference::Comparison;
-use tilewise::{Align, Attention, AttentionOutput, BackwardInputs, DType, Gradients, Tensor};
+use tilewise::{Align, Attention, AttentionOutput, BackwardInputs, Gradients, Tensor};
 
 use super::inputs::{booleans, four_axes, lengths, stored_exactly};
 use super::{Compared, Descriptions, Runner, check_shape, check_tensors, compare_no_nan, refuse, undescribed};
@@ -254,7 +254,7 @@ impl Entry {
     /// The inputs on the device: q, k and v in the type to run in, a bias too if it stays what it is. All else is f32 always.
     fn upload(&self, runner: &Runner<'_>, tensors: &Tensors<'_>) -> Result<DeviceInputs> {
         let engine = runner.engine;
-        let dtype = stored_as(runner.args);
+        let dtype = runner.args.dtype.stored();
         let stored = |name: &str| upload_stored(runner, tensors, name);
         let mut inputs = DeviceInputs::new([stored("q")?, stored("k")?, stored("v")?]);
         if self.has("bias") {
@@ -306,18 +306,9 @@ impl Entry {
     }
 }
 
-/// The type that a case runs in.
-fn stored_as(args: &VerifyArgs) -> DType {
-    match args.dtype {
-        Dtype::F32 => DType::F32,
-        Dtype::F16 => DType::F16,
-        Dtype::Bf16 => DType::Bf16,
-    }
-}
-
 /// A tensor on the device, in the type that the case runs in.
 fn upload_stored(runner: &Runner<'_>, tensors: &Tensors<'_>, name: &str) -> Result<Tensor> {
-    let dtype = stored_as(runner.args);
+    let dtype = runner.args.dtype.stored();
     let stored = stored_exactly(&numbers(tensors, name)?, dtype).with_context(|| {
         format!("{name} has numbers that {dtype} doesn't hold, which the manifest lists in inputs_exact_in")
     })?;
