@@ -311,14 +311,44 @@ impl Tensor {
         self.offset..self.offset + last + 1
     }
 
-    /// Whether any byte of the two may be the same.
+    /// Whether any byte of the two may be the same. Parts of the rows of one matrix, as q, k and v are of a fused projection, are known to be
+    /// apart.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        if self.elems() == 0 || other.elems() == 0 {
+            return false;
+        }
         let bytes = |tensor: &Self| {
             let (extent, size) = (tensor.extent(), tensor.dtype.bytes());
             size * extent.start..size * extent.end
         };
         let (a, b) = (bytes(self), bytes(other));
-        self.shares_buffer(other) && a.start < b.end && b.start < a.end
+        let meet = self.shares_buffer(other) && a.start < b.end && b.start < a.end;
+        meet && !self.row_periods().any(|period| self.apart_within(other, period))
+    }
+
+    /// Strides in bytes at which the tensor may repeat.
+    fn row_periods(&self) -> impl Iterator<Item = usize> {
+        let size = self.dtype.bytes();
+        self.strides.iter().map(move |stride| stride * size).filter(|period| *period > 0 && period.is_multiple_of(4))
+    }
+
+    /// Whether two tensors take different words of every so many bytes.
+    fn apart_within(&self, other: &Self, period: usize) -> bool {
+        match (self.within(period), other.within(period)) {
+            (Some(a), Some(b)) => a.end <= b.start || b.end <= a.start,
+            _ => false,
+        }
+    }
+
+    /// The bytes, in whole words, that the tensor takes of every `period`; None if it takes some across the end of one.
+    fn within(&self, period: usize) -> Option<Range<usize>> {
+        let size = self.dtype.bytes();
+        let axes = self.shape.iter().zip(&self.strides).map(|(len, stride)| (len - 1, size * stride));
+        let last: usize =
+            axes.filter(|(_, stride)| !stride.is_multiple_of(period)).map(|(steps, stride)| steps * stride).sum();
+        let start = size * self.offset % period;
+        let taken = start / 4 * 4..(start + last + size).next_multiple_of(4);
+        (taken.end <= period).then_some(taken)
     }
 
     /// Whether the two lie in one buffer.

@@ -1,15 +1,17 @@
 //! Gradients against the reference: every option by itself on sizes that no tile divides, all pairs of them, the same bits every run, and
 //! how much memory they take.
 
+use core::ops::ControlFlow;
+
 use tilewise::reference::{GradientTolerance, Precision, compare};
 use tilewise::{
     Align, Attention, BackwardBindings, BackwardInputs, BackwardPlan, DType, DeviceFacts, Dims, Engine, Error,
-    Gradients, Inputs, LimitsChoice, Problem, ScoreMod, Storage, wgpu,
+    Gradients, Inputs, LimitsChoice, Problem, ScoreMod, Storage, Tensor, wgpu,
 };
 
 use super::call::{Call, HostData, Layout, Lens, Placed, precision, round};
 use super::options::{BROADCAST, broadcast, chosen, covering_array};
-use super::support::{Guarded, assert_close, bits, engines, one_head, open, random};
+use super::support::{Guarded, assert_close, bits, engines, one_head, open, random, upload_in};
 
 /// The gradients of a call, in the orders of their shapes.
 #[derive(Debug, PartialEq)]
@@ -142,6 +144,7 @@ fn lengths_and_dims() {
             check(&Call { causal: true, ..Call::new(one_head(len, len, dim, dim)) });
         }
     }
+    check(&Call { causal: true, ..Call::new(one_head(1025, 1025, 8, 8)) });
     for (head_dim, value_dim) in [(128, 128), (5, 200), (512, 1), (300, 300)] {
         check(&Call::new(one_head(34, 66, head_dim, value_dim)));
     }
@@ -317,6 +320,82 @@ fn the_same_bits_every_run() {
                     .collect::<Vec<_>>()
             };
             assert_eq!(words(&first), words(&next));
+        }
+    }
+}
+
+/// Cut into submissions of their own: the same bits, progress that goes up to 1, and an engine that still works when it's cancelled.
+#[test]
+fn in_parts() {
+    for engine in engines() {
+        let dims = Dims { batch: 2, q_heads: 24, kv_heads: 3, ..one_head(130, 100, 20, 20) };
+        let upload =
+            |seed, heads, len| engine.upload(&random(seed, 1.0, 2 * heads * len * 20), [2, heads, len, 20]).unwrap();
+        let (q, k, v, grad_o) = (upload(1, 24, 130), upload(2, 3, 100), upload(3, 3, 100), upload(4, 24, 130));
+        let inputs = Inputs::new(&q, &k, &v);
+        let problem = Problem::new(dims, Attention::causal()).unwrap();
+        let plan = engine.plan_backward(&problem).unwrap();
+        engine.warm_up_backward(&plan).unwrap();
+        let out = engine.attention_with(&inputs, &Attention::causal()).unwrap();
+        let given = BackwardInputs { inputs, o: &out.o, lse: &out.lse, grad_o: &grad_o, grad_lse: None };
+        let words = |gradients: &Gradients| {
+            [&gradients.dq, &gradients.dk, &gradients.dv].map(|tensor| bits(&tensor.read().unwrap()))
+        };
+        let whole = words(&engine.attention_backward(&given, &Attention::causal()).unwrap());
+        let gradients = engine.alloc_gradients(&plan).unwrap();
+        let workspace = engine.alloc_backward_workspace(&plan).unwrap();
+        let bindings = BackwardBindings { inputs: given, gradients: &gradients, workspace: workspace.as_ref() };
+        let cancelled = engine.run_backward(&plan, &bindings, |_| ControlFlow::Break(()));
+        assert!(matches!(cancelled, Err(Error::Cancelled)), "{cancelled:?}");
+        let mut reports = vec![0.0];
+        engine
+            .run_backward(&plan, &bindings, |done| {
+                reports.push(done);
+                ControlFlow::Continue(())
+            })
+            .unwrap();
+        assert!(reports.is_sorted() && reports.last() == Some(&1.0) && reports.len() > 4, "{reports:?}");
+        assert_eq!(words(&gradients), whole);
+    }
+}
+
+/// A fused projection whose gradient is fused too: dq, dk and dv lie between each other in one buffer.
+#[test]
+fn of_a_fused_projection() {
+    let (batch, len, heads, dim) = (2, 70, 3, 6);
+    for engine in engines() {
+        for dtype in [DType::F32, DType::F16, DType::Bf16] {
+            let stored = |seed, columns: usize| {
+                let data = round(dtype, random(seed, 1.0, batch * len * columns));
+                upload_in(dtype, engine, &data).unflatten(0, batch).unwrap().unflatten(1, len).unwrap()
+            };
+            let qkv = stored(1, 3 * heads * dim);
+            let parts = |fused: &Tensor, range: [usize; 3]| {
+                range.map(|n| fused.slice(2, n * heads * dim..(n + 1) * heads * dim).unwrap().heads(heads).unwrap())
+            };
+            let [q, k, v] = parts(&qkv, [0, 1, 2]);
+            let (inputs, options) = (Inputs::new(&q, &k, &v), Attention::causal());
+            let out = engine.attention_with(&inputs, &options).unwrap();
+            let grad_o = stored(2, heads * dim).heads(heads).unwrap();
+            let given = BackwardInputs { inputs, o: &out.o, lse: &out.lse, grad_o: &grad_o, grad_lse: None };
+            let expected = engine.attention_backward(&given, &options).unwrap();
+
+            let plan = engine.plan_backward(&inputs.problem(&options.output_dtype(dtype)).unwrap()).unwrap();
+            let workspace = engine.alloc_backward_workspace(&plan).unwrap();
+            let fused = engine.alloc(dtype, qkv.shape()).unwrap();
+            let run = |[dq, dk, dv]: [Tensor; 3]| {
+                let gradients = Gradients { dq, dk, dv, dbias: None, dsinks: None };
+                let bindings = BackwardBindings { inputs: given, gradients: &gradients, workspace: workspace.as_ref() };
+                engine.run_backward(&plan, &bindings, |_| ControlFlow::Continue(())).map(|()| gradients)
+            };
+            let got = run(parts(&fused, [0, 1, 2])).unwrap();
+            for (name, got, expected) in
+                [("dq", got.dq, expected.dq), ("dk", got.dk, expected.dk), ("dv", got.dv, expected.dv)]
+            {
+                assert_eq!(bits(&got.read().unwrap()), bits(&expected.read().unwrap()), "{name} in {dtype}");
+            }
+            let refused = run(parts(&fused, [0, 1, 1])).unwrap_err().to_string();
+            assert!(refused.contains("dv overlaps dk"), "{refused}");
         }
     }
 }
