@@ -1,9 +1,9 @@
-//! `tilewise plan`: what a problem costs, tiled and naive, without running it.
+//! `tilewise plan`: what a problem costs, tiled and naive, and its gradients, without running it.
 
 use anyhow::{Result, bail};
 use clap::Args;
 use serde::Serialize;
-use tilewise::{DeviceFacts, Dims, Error, Path, Plan, Problem, Storage};
+use tilewise::{BackwardPlan, DeviceFacts, Dims, Error, Path, Plan, Problem, Storage};
 
 use crate::args::{AttentionArgs, Common, Dtype, Window};
 use crate::measure::bytes;
@@ -62,6 +62,8 @@ struct Report {
     /// Null where it wasn't asked for.
     tiled: Option<Way>,
     naive: Option<Way>,
+    /// Of the tiled path. Its bytes are those of inputs, outputs, their gradients, lse's among them, and the workspace.
+    gradients: Option<Way>,
 }
 
 /// One way to compute it.
@@ -92,6 +94,27 @@ impl Way {
             }
             Err(Error::Invalid(reason)) if path == Path::Naive && !asked_for => {
                 Ok(Self::NotAvailable { fits: false, reason })
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The gradients of the tiled path.
+    fn gradients(problem: &Problem, facts: &DeviceFacts) -> Result<Self> {
+        match BackwardPlan::new(problem, facts) {
+            Ok(plan) => Ok(Self::Fits {
+                fits: true,
+                workspace_bytes: plan.workspace_bytes(),
+                total_bytes: problem
+                    .input_bytes()
+                    .saturating_add(problem.output_bytes())
+                    .saturating_mul(2)
+                    .saturating_add(plan.workspace_bytes()),
+                kernels: plan.kernels(),
+                explain: without_workspace(&plan.explain()),
+            }),
+            Err(Error::Unsupported { what, needed, available }) => {
+                Ok(Self::DoesNotFit { fits: false, reason: what, needed, available })
             }
             Err(error) => Err(error.into()),
         }
@@ -131,15 +154,17 @@ impl Way {
 /// What runs and why, without the bytes that the naive path would need: it may not be there for the problem at all.
 pub(crate) fn explain(plan: &Plan, path: Path) -> String {
     match path {
-        Path::Auto => {
-            let whole = plan.explain();
-            whole.lines().filter(|line| !line.starts_with("workspace ")).collect::<Vec<_>>().join("\n")
-        }
+        Path::Auto => without_workspace(&plan.explain()),
         Path::Naive => {
             let scores = bytes(plan.workspace_bytes());
             format!("{}\nthree passes, {scores} of scores in device memory", plan.kernels().join("\n"))
         }
     }
+}
+
+/// The bytes of the workspace stand elsewhere.
+fn without_workspace(explain: &str) -> String {
+    explain.lines().filter(|line| !line.starts_with("workspace ")).collect::<Vec<_>>().join("\n")
 }
 
 /// An error, besides what it prints, if the path asked for can't compute it; that is the tiled one unless another was named.
@@ -188,6 +213,7 @@ pub(crate) fn run(args: &PlanArgs, common: &Common) -> Result<()> {
         naive_bytes: problem.score_bytes(),
         tiled: way(Path::Auto)?,
         naive: way(Path::Naive)?,
+        gradients: (path != Some(Path::Naive)).then(|| Way::gradients(&problem, &facts)).transpose()?,
     };
     if common.json {
         output::print_json(&report)?
@@ -219,7 +245,7 @@ impl Report {
             bytes(self.output_bytes),
         );
         let mut table = output::table(["path", "workspace", "total", ""]);
-        let ways = [("tiled", &self.tiled), ("naive", &self.naive)];
+        let ways = [("tiled", &self.tiled), ("naive", &self.naive), ("gradients", &self.gradients)];
         for (name, way) in ways {
             way.iter().for_each(|way| way.add_row(name, &mut table));
         }

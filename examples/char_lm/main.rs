@@ -6,7 +6,7 @@
 //!
 //! ```sh
 //! cargo run --release --example char_lm                           # all three, some minutes on a software device
-//! cargo run --release --example char_lm -- --only both --steps 2000
+//! cargo run --release --example char_lm -- --only both --steps 3000 # as long as you like
 //! cargo run --release --example char_lm -- --svg curves.svg       # where the loss curves go
 //! ```
 
@@ -37,7 +37,7 @@ struct Args {
     #[arg(long)]
     only: Option<Variant>,
     /// Steps of training of each run.
-    #[arg(long, default_value_t = 600)]
+    #[arg(long, default_value_t = 300)]
     steps: usize,
     /// Sequences of a step.
     #[arg(long, default_value_t = 16)]
@@ -51,6 +51,9 @@ struct Args {
     /// Heads of attention.
     #[arg(long, default_value_t = 2)]
     heads: usize,
+    /// Elements of a head: the more, the more the scores vary without the scale.
+    #[arg(long, default_value_t = 128)]
+    head_dim: usize,
     #[arg(long, default_value_t = 2)]
     layers: usize,
     /// The learning rate at its highest.
@@ -135,6 +138,11 @@ fn main() -> Result<()> {
             && args.dim.is_multiple_of(2 * args.heads),
         "at least one step, sequence, layer and head, and --dim a multiple of twice --heads"
     );
+    ensure!(
+        args.head_dim.is_multiple_of(2),
+        "--head-dim {}; accepted: an even number, as rope turns pairs",
+        args.head_dim
+    );
     ensure!((1..text.held_out.len()).contains(&args.length), "--length below {}", text.held_out.len());
     println!("{}", engine.describe_adapter());
     let runs = match args.only {
@@ -154,8 +162,9 @@ fn main() -> Result<()> {
 
 /// Trains a model and has it write.
 fn run(args: &Args, engine: &Engine, text: &Text, variant: Variant) -> Result<Curve> {
-    let &Args { steps, batch, length, dim, heads, layers, .. } = args;
-    let config = Config { characters: text.characters.len(), dim, heads, layers, attention: variant.attention() };
+    let &Args { steps, batch, length, dim, heads, head_dim, layers, .. } = args;
+    let config =
+        Config { characters: text.characters.len(), dim, heads, head_dim, layers, attention: variant.attention() };
     let mut model = Model::new(engine, config, args.seed)?;
     let parameters: usize = model.parameters.iter().map(|parameter| parameter.value.elems()).sum();
     println!("\n=== {}: {parameters} parameters, {} characters of text", variant.name(), text.training.len());

@@ -16,9 +16,17 @@ pub(crate) struct Config {
     pub(crate) characters: usize,
     pub(crate) dim: usize,
     pub(crate) heads: usize,
+    pub(crate) head_dim: usize,
     pub(crate) layers: usize,
     /// Mask and scale.
     pub(crate) attention: Attention,
+}
+
+impl Config {
+    /// Columns of q, of k, of v and of o: all heads side by side.
+    fn inner(&self) -> usize {
+        self.heads * self.head_dim
+    }
 }
 
 /// A parameter, with what Adam keeps of it.
@@ -48,9 +56,9 @@ struct Saved {
     x: Tensor,
     moments_1: Tensor,
     normed_1: Tensor,
-    /// (tokens, 3 dim), after rope.
+    /// (tokens, 3 heads head_dim), after rope.
     qkv: Tensor,
-    /// (tokens, dim)
+    /// (tokens, heads head_dim)
     o: Tensor,
     lse: Tensor,
     middle: Tensor,
@@ -81,8 +89,9 @@ pub(crate) struct Model {
 
 impl Model {
     pub(crate) fn new(engine: &Engine, config: Config, seed: u64) -> Result<Self> {
-        let Config { characters, dim, heads, layers, .. } = config;
-        assert!(dim.is_multiple_of(2 * heads), "heads of an even number of elements");
+        let Config { characters, dim, head_dim, layers, .. } = config;
+        let inner = config.inner();
+        assert!(head_dim.is_multiple_of(2), "rope turns pairs");
         let mut random = fastrand::Rng::with_seed(seed);
         let mut parameters = Vec::new();
         let mut add = |name: String, [rows, columns]: [usize; 2], values: Vec<f32>| -> Result<()> {
@@ -104,8 +113,8 @@ impl Model {
         for layer in 0..layers {
             let name = |what| format!("layer {layer}: {what}");
             add(name("norm_1"), [2, dim], gain())?;
-            add(name("qkv"), [dim, 3 * dim], matrix(dim, 3 * dim, 1.0))?;
-            add(name("attended"), [dim, dim], matrix(dim, dim, to_residual))?;
+            add(name("qkv"), [dim, 3 * inner], matrix(dim, 3 * inner, 1.0))?;
+            add(name("attended"), [inner, dim], matrix(inner, dim, to_residual))?;
             add(name("norm_2"), [2, dim], gain())?;
             add(name("up"), [dim, 4 * dim], matrix(dim, 4 * dim, 1.0))?;
             add(name("down"), [4 * dim, dim], matrix(4 * dim, dim, to_residual))?;
@@ -138,9 +147,8 @@ impl Model {
 
     /// q, k and v of a fused projection, each (batch, heads, length, head_dim), as they lie in it.
     fn heads(&self, qkv: &Tensor, batch: usize) -> Result<[Tensor; 3]> {
-        let Config { dim, heads, .. } = self.config;
-        let qkv = qkv.unflatten(0, batch)?;
-        let part = |n: usize| qkv.slice(2, n * dim..(n + 1) * dim)?.heads(heads);
+        let (qkv, inner) = (qkv.unflatten(0, batch)?, self.config.inner());
+        let part = |n: usize| qkv.slice(2, n * inner..(n + 1) * inner)?.heads(self.config.heads);
         Ok([part(0)?, part(1)?, part(2)?])
     }
 
@@ -167,15 +175,15 @@ impl Model {
         Ok(Pass { logits, tokens, layers, last: x, moments, normed })
     }
 
-    /// Turns q and k in place, and attends: q, k and v, o as the projection after it wants it, (tokens, dim), and lse.
+    /// Turns q and k in place, and attends: q, k and v, o as the projection after it wants it, (tokens, heads head_dim), and lse.
     fn attend(&self, qkv: &Tensor, batch: usize, attention: &Attention) -> Result<(Tensor, Tensor, Tensor)> {
-        let Config { dim, heads, .. } = self.config;
+        let Config { heads, head_dim, .. } = self.config;
         let (engine, tokens) = (self.engine(), qkv.shape()[0]);
-        self.ops.rope(qkv, tokens / batch, dim / heads, 1.0)?;
+        self.ops.rope(qkv, tokens / batch, head_dim, 1.0)?;
         let [q, k, v] = self.heads(qkv, batch)?;
         let inputs = Inputs::new(&q, &k, &v);
         let plan = engine.plan(&inputs.problem(attention)?)?;
-        let o = self.ops.alloc(&[tokens, dim])?;
+        let o = self.ops.alloc(&[tokens, self.config.inner()])?;
         let lse = self.ops.alloc(&[batch, heads, tokens / batch])?;
         let workspace = engine.alloc_workspace(&plan)?;
         let o_heads = o.unflatten(0, batch)?.heads(heads)?;
@@ -186,7 +194,7 @@ impl Model {
 
     /// The gradient of a projection that `attend` read, from that of its o.
     fn attend_grad(&self, saved: &Saved, grad_o: &Tensor, batch: usize, attention: &Attention) -> Result<Tensor> {
-        let Config { dim, heads, .. } = self.config;
+        let Config { heads, head_dim, .. } = self.config;
         let engine = self.engine();
         let [q, k, v] = self.heads(&saved.qkv, batch)?;
         let inputs = Inputs::new(&q, &k, &v);
@@ -200,7 +208,7 @@ impl Model {
         let workspace = engine.alloc_backward_workspace(&plan)?;
         let bindings = BackwardBindings { inputs: given, gradients: &gradients, workspace: workspace.as_ref() };
         self.submit(|encoder| plan.record(encoder, &bindings))?;
-        self.ops.rope(&grad_qkv, grad_qkv.shape()[0] / batch, dim / heads, -1.0)?;
+        self.ops.rope(&grad_qkv, grad_qkv.shape()[0] / batch, head_dim, -1.0)?;
         Ok(grad_qkv)
     }
 
@@ -275,9 +283,8 @@ impl Model {
             let inputs = Inputs::new(&q, &k, &k);
             let scale = inputs.problem(attention)?.softmax_scale();
             let AttentionOutput { o, lse } = self.engine().attention_with(&inputs, attention)?;
-            let head_dim = self.config.dim / self.config.heads;
             let (q, o, lse) = (q.read()?, o.read()?, lse.read()?);
-            let rows = q.chunks_exact(head_dim).zip(o.chunks_exact(head_dim)).zip(&lse);
+            let rows = q.chunks_exact(self.config.head_dim).zip(o.chunks_exact(self.config.head_dim)).zip(&lse);
             let of_row = |((q, mean_k), lse): ((&[f32], &[f32]), &f32)| {
                 lse - scale * q.iter().zip(mean_k).map(|(q, k)| q * k).sum::<f32>()
             };

@@ -15,7 +15,7 @@ fn model(attention: Attention) -> Option<Model> {
             return None;
         }
     };
-    let config = Config { characters: 7, dim: 16, heads: 2, layers: 2, attention };
+    let config = Config { characters: 7, dim: 16, heads: 2, head_dim: 6, layers: 2, attention };
     Some(Model::new(&engine, config, 3).unwrap())
 }
 

@@ -27,6 +27,16 @@ fn plan_counts_the_article_figures() {
     assert_eq!(json["flops"], 4_u64 * 64 * 4096 * 4096);
     assert_eq!(json["input_bytes"], 3 * 4 * 64 * 4096);
     assert_eq!(json["naive"]["workspace_bytes"], 67_108_864);
+    // lse and delta of each row; q, k, v, o and lse, and as much of gradients.
+    assert_eq!(json["gradients"]["workspace_bytes"], 8 * 4096);
+    assert_eq!(json["gradients"]["total_bytes"], 2 * (4 * 4 * 64 * 4096 + 4 * 4096) + 8 * 4096);
+    let text = without_gpu(["plan"]).stdout;
+    assert!(text.contains("| gradients | 32 KiB") && text.contains("flash_bwd_dkdv["), "{text}");
+    let naive = without_gpu(["plan", "--path=naive"]).stdout;
+    assert!(!naive.contains("gradients"), "{naive}");
+    // More than gradients can do, which the forward call can.
+    let wide = without_gpu(["plan", "--head-dim=513", "--value-dim=64"]);
+    assert!(wide.code == Some(0) && wide.stdout.contains("needed 513, available 512"), "{wide:?}");
 }
 
 #[test]
@@ -40,7 +50,7 @@ fn plan_fails_if_what_was_asked_for_does_not_fit() {
     let wide = without_gpu(["plan", "--value-dim=600"]);
     assert_eq!(wide.code, Some(1), "{wide:?}");
     assert!(wide.error().contains("tiled attention does not fit: value_dim (of any tiled kernel): needed 600"));
-    assert!(wide.stdout.contains("| naive | 64 MiB"), "the report is whole: {wide:?}");
+    assert!(wide.stdout.contains("| naive     | 64 MiB"), "the report is whole: {wide:?}");
     let naive = without_gpu(["plan", "--value-dim=600", "--path=naive"]);
     assert_eq!(naive.code, Some(0), "{naive:?}");
 }
