@@ -97,6 +97,20 @@ fn turned(rows: Rows, last: f32) -> Rows {
     return turned;
 }
 
+// 0, when these are known.
+fn pinned_by(sums: array<Rows, OTHERS_AT_ONCE>) -> u32 {
+    var all = 0u;
+    // @unroll
+    for (var n = 0u; n < OTHERS_AT_ONCE; n++) {
+        let bits = bitcast<RowWords>(sums[n]);
+        // @unroll
+        for (var r = 0u; r < ROWS; r++) {
+            all |= bits[r];
+        }
+    }
+    return all & params.zero;
+}
+
 fn finite_or_zero(x: f32) -> f32 {
     return select(0.0, x, (bitcast<u32>(x) & INF_BITS) != INF_BITS);
 }
@@ -193,7 +207,9 @@ fn flash_bwd_broadcast(
                 let masked = tile < tiles.first_full || tile >= tiles.end_full;
                 let other = min(first_other + lane, last_other);
 
-                // S and dP, each chunk of the other row read right before its first use.
+                // S and dP, each chunk of the other row read right before its first use: what is read next waits for the sums of what was read
+                // before, as flash_fwd_broadcast has it.
+                var pin = 0u; // always 0
                 let a_row = a_other_base + other * a_other_strides.row;
                 var a_other: array<f32, HEAD_DIM>;
                 var s: array<Rows, LANES>;
@@ -205,7 +221,7 @@ fn flash_bwd_broadcast(
                         // @unroll
                         for (var d = d0; d < min(d0 + A_PART_DIMS, HEAD_DIM); d += A_OTHER_WIDTH) {
                             if (first == 0u) {
-                                let chunk = a_other_read(a_row + d);
+                                let chunk = a_other_read(a_row + d + pin);
                                 // @unroll
                                 for (var e = 0u; e < A_OTHER_WIDTH; e++) {
                                     a_other[d + e] = chunk[e];
@@ -217,6 +233,9 @@ fn flash_bwd_broadcast(
                                 for (var n = 0u; n < OTHERS_AT_ONCE; n++) {
                                     part[n] = fma(a_own[d + e], Rows(subgroupBroadcast(a_other[d + e], first + n)), part[n]);
                                 }
+                            }
+                            if (first == 0u) {
+                                pin = pinned_by(part);
                             }
                         }
                         // @unroll
@@ -236,7 +255,7 @@ fn flash_bwd_broadcast(
                         // @unroll
                         for (var d = d0; d < min(d0 + B_PART_DIMS, VALUE_DIM); d += B_OTHER_WIDTH) {
                             if (first == 0u) {
-                                let chunk = b_other_read(b_row + d);
+                                let chunk = b_other_read(b_row + d + pin);
                                 // @unroll
                                 for (var e = 0u; e < B_OTHER_WIDTH; e++) {
                                     b_other[d + e] = chunk[e];
@@ -248,6 +267,9 @@ fn flash_bwd_broadcast(
                                 for (var n = 0u; n < OTHERS_AT_ONCE; n++) {
                                     part[n] = fma(b_own[d + e], Rows(subgroupBroadcast(b_other[d + e], first + n)), part[n]);
                                 }
+                            }
+                            if (first == 0u) {
+                                pin = pinned_by(part);
                             }
                         }
                         // @unroll

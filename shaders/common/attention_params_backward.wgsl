@@ -8,5 +8,5 @@
     states_batch: u32,
     states_head: u32,
     bias_axes: u32,    // a bit each for the axes that the bias has: batch, heads, rows, keys
-    pad_0: u32,
-    pad_1: u32,
+    zero: u32,         // 0, which compilers don't know
+    pad: u32,

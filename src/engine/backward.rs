@@ -327,8 +327,8 @@ fn part_steps(
         states_batch: if packed { 0 } else { to_u32(2 * heads * all_rows)? },
         states_head: to_u32(2 * all_rows)?,
         bias_axes: (0..).zip(axes).map(|(axis, size)| u32::from(size != 1) << axis).sum(),
-        pad_0: 0,
-        pad_1: 0,
+        zero: 0,
+        pad: 0,
     };
     let mut tensors = vec![inputs.q, inputs.k, inputs.v];
     tensors.extend(out);

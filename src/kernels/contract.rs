@@ -370,7 +370,7 @@ fn host_members(stem: &str) -> Vec<Member> {
         "flash_bwd_broadcast" | "flash_bwd_dq" | "flash_bwd_dkdv" | "flash_bwd_dbias" => attention_members(members!(
             flash_bwd::Params,
             ATTENTION_STRIDES,
-            [grad_o, out, dv, first_tile, end_tile, states, states_batch, states_head, bias_axes, pad_0, pad_1]
+            [grad_o, out, dv, first_tile, end_tile, states, states_batch, states_head, bias_axes, zero, pad]
         )),
         "flash_bwd_preprocess" => members!(
             flash_bwd_preprocess::Params,

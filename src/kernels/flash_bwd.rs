@@ -256,8 +256,8 @@ pub(crate) struct Params {
     pub(crate) states_batch: u32,
     pub(crate) states_head: u32,
     pub(crate) bias_axes: u32,
-    pub(crate) pad_0: u32,
-    pub(crate) pad_1: u32,
+    pub(crate) zero: u32,
+    pub(crate) pad: u32,
 }
 
 const _: () = assert!(size_of::<Params>().is_multiple_of(16));
