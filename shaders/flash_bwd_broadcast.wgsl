@@ -1,17 +1,17 @@
 // flash_bwd_broadcast: the gradient of the queries, or those of keys and values, everything in registers: each invocation reads one row of
 //           what is walked, and a subgroup hands it round.
-// Maths     As flash_bwd_dq, or with OWN_KEYS as flash_bwd_dkdv: P = e^(S - lse), recomputed;  dS = P (dO V^T - delta);
-//           dq = scale dS K;  dk = scale dS^T Q;  dv = P^T dO, both summed over the query heads of the KV head.
+// Maths     As flash_bwd_dq, or with OWN_KEYS as flash_bwd_dkdv: P = e^(S - lse), recomputed;  dS = P (dO V^T - delta) S', S' being the
+//           derivative of softcap and score_mod;  dq = scale dS K;  dk = scale dS^T Q;  dv = P^T dO, both summed over the query heads of the KV head.
 // Shapes    q (batch, q_heads, q_len, HEAD_DIM)  k (batch, kv_heads, kv_len, HEAD_DIM)  v (batch, kv_heads, kv_len, VALUE_DIM)
-//           grad_o (batch, q_heads, q_len, VALUE_DIM); lse and delta of the rows in extras; dq as q, dk as k, dv as v; strides and offsets
-//           come in params, in elements.
+//           grad_o (batch, q_heads, q_len, VALUE_DIM)  bias (batch|1, q_heads|1, q_len|1, kv_len|1), mask likewise, 32 keys to a word
+//           lse and delta of the rows in extras; dq as q, dk as k, dv as v; strides and offsets come in params, in elements.
 // Mapping   A workgroup of LANES invocations, all of one subgroup, owns LANES * ROWS queries of one head, or keys of one KV head: a lane owns
 //           the rows first_own + r*LANES + lane, r < ROWS, whole. It walks the others LANES at a time; a lane reads the row
 //           first_other + lane of both tensors, and subgroupBroadcast gives each element to all. a is what S is a product of, q and k, and
 //           b what dP is one of, dO and V.
 // Budget    0 bytes of workgroup memory.
-// Registers Rows: own a HEAD_DIM and b VALUE_DIM, sums HEAD_DIM and with OWN_KEYS VALUE_DIM, as many for a part of them, S and dP LANES
-//           each; f32: others' a HEAD_DIM and b VALUE_DIM. For software devices, as flash_fwd_broadcast.
+// Registers Rows: own a HEAD_DIM and b VALUE_DIM, sums HEAD_DIM and with OWN_KEYS VALUE_DIM, as many for a part of them, S, dP and S'
+//           LANES each; f32: others' a HEAD_DIM and b VALUE_DIM. For software devices, as flash_fwd_broadcast.
 // Barriers  None.
 // Numerics  As flash_bwd_dq. In tiles with masked pairs weights and gradients of those are 0, and what isn't finite in the rows that are
 //           walked is read as 0 by the sums: what a visible one of those does to a row is done by its scores, or by P.
@@ -26,8 +26,13 @@ alias RowWords = vec2<u32>; // and a word
 const OWN_KEYS: bool = false; // @spec dk and dv of own keys, else dq of own queries
 const B_COLUMNS: u32 = 0u; // @spec of dv: VALUE_DIM, or 0 for dq
 
+// Whether more than the scale changes a score, and whether that has a derivative of its own.
+const CHANGED: bool = SCORE_MOD || SOFTCAP || ALIBI || BIAS;
+const SLOPES: bool = SCORE_MOD || SOFTCAP;
 const BLOCK_OWN: u32 = LANES * ROWS;
 const BLOCK_OTHER: u32 = LANES;
+const OWN_BITS: u32 = (1u << BLOCK_OWN) - 1u;
+const OTHER_BITS: u32 = (1u << BLOCK_OTHER) - 1u;
 // How many others' scores, and columns of the sums, are summed side by side: as many as there are registers for.
 const OTHERS_AT_ONCE: u32 = 4u;
 const A_COLUMNS_AT_ONCE: u32 = 2u - HEAD_DIM % 2u;
@@ -58,6 +63,7 @@ const B_OUT_BINDING: u32 = 9u;
 // @include pair as b_other_pair = none
 // @include out as a_out = f32
 // @include out as b_out = none
+// @include rows
 // @include attention
 // @include backward
 
@@ -83,18 +89,6 @@ fn bits_seen(own: u32, first_other: u32, offset: i32, sequence: Sequence) -> u32
     let exists = own < select(sequence.q_len, sequence.kv_len, OWN_KEYS);
     seen = clamp(seen - vec2(i32(first_other)), vec2(0), vec2(i32(LANES)));
     return select(0u, ((1u << u32(seen.y)) - 1u) & ~((1u << u32(seen.x)) - 1u), exists);
-}
-
-// Rows come one by one in loops that aren't unrolled, each time the first: after ROWS turns all are back in their places. What is unrolled
-// is compiled once for each row, and drivers take long for it.
-fn turned(rows: Rows, last: f32) -> Rows {
-    var turned: Rows;
-    // @unroll
-    for (var r = 0u; r < ROWS - 1u; r++) {
-        turned[r] = rows[r + 1u];
-    }
-    turned[ROWS - 1u] = last;
-    return turned;
 }
 
 // 0, when these are known.
@@ -153,6 +147,7 @@ fn flash_bwd_broadcast(
     let last_own = max(own_len, 1u) - 1u;
     let last_other = max(other_len, 1u) - 1u;
     let own_row = first_own + lane; // the first of them
+    let last_query = max(sequence.q_len, 1u) - 1u;
 
     // Own rows a chunk at a time, each pushing the ones before it on: a loop that isn't unrolled makes less for the driver to compile.
     let a_own_base = base_of(a_own_strides, batch, block.head, own_first);
@@ -199,12 +194,46 @@ fn flash_bwd_broadcast(
         let other_head = select(block.head / params.group_size, block.head * params.group_size + n_head, OWN_KEYS);
         let a_other_base = base_of(a_other_strides, batch, other_head, other_first);
         let b_other_base = base_of(b_other_strides, batch, other_head, other_first);
+        let q_head = select(block.head, other_head, OWN_KEYS);
+        let bias_base = params.bias.offset + batch * params.bias.batch + q_head * params.bias.head;
+        var keep: RowWords; // own queries: of the 32 keys round the tile
+        var other_keep = 0u; // of the other query: of the own keys
         for (var tile = tiles.first; tile < tiles.end;) {
             var a_part: array<Rows, A_SUMS>;
             var b_part: array<Rows, B_SUMS>;
             for (var n_tiles = 0u; n_tiles < PART_TILES && tile < tiles.end; n_tiles++) {
+                if (KEEP_WORDS) {
+                    // On to the next tile that masks that are a table or a function leave something of. Behind the last nothing is visible.
+                    for (; tile < tiles.end; tile++) {
+                        var kept = 0u;
+                        if (OWN_KEYS) {
+                            let row = tile * LANES + lane;
+                            let word = keep_word(batch, q_head, min(row, last_query), first_own / 32u * 32u, sequence);
+                            other_keep = select(0u, word >> (first_own % 32u), row < sequence.q_len);
+                            kept = other_keep & OWN_BITS;
+                        } else {
+                            let is_new = tile == tiles.first || tile % (32u / LANES) == 0u;
+                            // A loop of no time or one is left at once on devices that run both sides of an `if`.
+                            for (var once = 0u; once < select(0u, 1u, is_new); once++) {
+                                for (var r = 0u; r < ROWS; r++) {
+                                    let row = own_row + r * LANES;
+                                    let word = keep_word(batch, q_head, min(row, last_query), tile * LANES / 32u * 32u, sequence);
+                                    keep = words_turned(keep, select(0u, word, row < sequence.q_len));
+                                }
+                            }
+                            // @unroll
+                            for (var r = 0u; r < ROWS; r++) {
+                                kept |= keep[r];
+                            }
+                            kept = (kept >> (tile * LANES % 32u)) & OTHER_BITS;
+                        }
+                        if (subgroupAny(kept != 0u)) {
+                            break;
+                        }
+                    }
+                }
                 let first_other = tile * LANES;
-                let masked = tile < tiles.first_full || tile >= tiles.end_full;
+                let masked = BIAS || KEEP_WORDS || tile < tiles.first_full || tile >= tiles.end_full;
                 let other = min(first_other + lane, last_other);
 
                 // S and dP, each chunk of the other row read right before its first use: what is read next waits for the sums of what was read
@@ -279,6 +308,36 @@ fn flash_bwd_broadcast(
                     }
                 }
 
+                // Scores as they count, and what they change by.
+                // @unroll
+                for (var n = 0u; n < LANES; n++) {
+                    s[n] *= params.scale;
+                }
+                var slopes: array<Rows, LANES>;
+                var biased = RowWords(0u); // others that a bias of -inf hides: a bit each
+                for (var r = 0u; r < select(0u, ROWS, CHANGED); r++) {
+                    let own_at = own_row + r * LANES;
+                    var hidden = 0u;
+                    // @unroll
+                    for (var n = 0u; n < LANES; n++) {
+                        let row = select(own_at, first_other + n, OWN_KEYS);
+                        let key = select(first_other + n, own_at, OWN_KEYS);
+                        var bias = 0.0;
+                        if (BIAS) {
+                            let exists = row < sequence.q_len && key < sequence.kv_len;
+                            bias = bias_at(select(0u, bias_base + row * params.bias.row + key * params.bias_key, exists));
+                            hidden |= select(0u, 1u << n, bitcast<u32>(bias) == NEG_INF_BITS);
+                        }
+                        // Of four neighbours the first: compilers leave the others out.
+                        let scaled = vec4(s[n].x);
+                        s[n] = turned(s[n], final_scores(scaled, vec4(bias), batch, q_head, row, key, i32(row) + offset).x);
+                        if (SLOPES) {
+                            slopes[n] = turned(slopes[n], score_slopes(scaled, batch, q_head, row, key).x);
+                        }
+                    }
+                    biased = words_turned(biased, hidden);
+                }
+
                 // P in s, and dS in dp.
                 var other_state = vec2(0.0);
                 if (OWN_KEYS) {
@@ -292,11 +351,16 @@ fn flash_bwd_broadcast(
                         lse = Rows(subgroupBroadcast(other_state.x, n));
                         delta = Rows(subgroupBroadcast(other_state.y, n));
                     }
-                    let below = (s[n] * params.scale - lse) * LOG2_E;
+                    let below = (s[n] - lse) * LOG2_E;
                     // Not every driver's exp2 hands a NaN on.
                     let is_nan = (bitcast<RowWords>(below) & RowWords(0x7fffffffu)) > RowWords(INF_BITS);
-                    s[n] = select(exp2(max(below, Rows(-200.0))), below, is_nan);
+                    let no_weights = bitcast<RowWords>(lse) == RowWords(NEG_INF_BITS);
+                    s[n] = select(select(exp2(max(below, Rows(-200.0))), below, is_nan), Rows(0.0), no_weights);
                     dp[n] = s[n] * (dp[n] - delta);
+                    if (SLOPES) {
+                        dp[n] *= slopes[n];
+                    }
+                    dp[n] = select(dp[n], Rows(0.0), no_weights);
                 }
                 // A loop of no time or one is left at once on devices that run both sides of an `if`.
                 var poison = 0.0; // NaN if a number of the other b isn't finite
@@ -316,7 +380,20 @@ fn flash_bwd_broadcast(
                     }
                 }
                 for (var r = 0u; r < select(0u, ROWS, masked); r++) {
-                    let bits = bits_seen(own_row + r * LANES, first_other, offset, sequence);
+                    let own_at = own_row + r * LANES;
+                    var bits = bits_seen(own_at, first_other, offset, sequence) & ~biased.x;
+                    biased = words_turned(biased, biased.x);
+                    if (KEEP_WORDS && OWN_KEYS) {
+                        // @unroll
+                        for (var n = 0u; n < LANES; n++) {
+                            let kept = (subgroupBroadcast(other_keep, n) >> (own_at - first_own)) & 1u;
+                            bits &= ~(select(1u, 0u, kept == 1u) << n);
+                        }
+                    }
+                    if (KEEP_WORDS && !OWN_KEYS) {
+                        bits &= keep.x >> (first_other % 32u);
+                        keep = words_turned(keep, keep.x);
+                    }
                     // @unroll
                     for (var n = 0u; n < LANES; n++) {
                         let seen = (bits & (1u << n)) != 0u;

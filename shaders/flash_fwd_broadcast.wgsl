@@ -53,6 +53,7 @@ const V_BINDING: u32 = 3u;
 const OUT_BINDING: u32 = 4u;
 // @include out = f32
 @group(0) @binding(5) var<storage, read_write> lse: array<u32>;
+// @include rows
 // @include attention
 
 // Which of a tile's keys a row sees by causality, window and length: a bit a key.
@@ -78,28 +79,6 @@ fn bits_biased(bias_row: u32, first_key: u32, kv_len: u32) -> u32 {
 fn next_masked(tile: u32, tiles: Tiles) -> u32 {
     let full = !BIAS && !KEEP_WORDS && tile >= tiles.first_full;
     return select(tile, max(tile, tiles.end_full), full);
-}
-
-// Rows come one by one in loops that aren't unrolled, each time the first: after ROWS turns all are back in their places. What is unrolled
-// is compiled once for each row, and drivers take long for it.
-fn turned(rows: Rows, last: f32) -> Rows {
-    var turned: Rows;
-    // @unroll
-    for (var r = 0u; r < ROWS - 1u; r++) {
-        turned[r] = rows[r + 1u];
-    }
-    turned[ROWS - 1u] = last;
-    return turned;
-}
-
-fn words_turned(words: RowWords, last: u32) -> RowWords {
-    var turned: RowWords;
-    // @unroll
-    for (var r = 0u; r < ROWS - 1u; r++) {
-        turned[r] = words[r + 1u];
-    }
-    turned[ROWS - 1u] = last;
-    return turned;
 }
 
 // What the rows' sums are worth after their maxima have risen. From LOWEST the difference may overflow; any exponent below -150 rescales

@@ -32,8 +32,7 @@ const MAX_DIM: u32 = 128;
 
 impl Variant {
     /// The variant for the given dims on a device with these features and subgroups, reading as wide as dense tensors allow. None where it
-    /// has no such subgroups, for wide dims, for a bias's gradient, and where more than the scale changes a score or more than
-    /// positions and lengths hide one.
+    /// has no such subgroups, for wide dims, and for a bias's gradient.
     pub(crate) fn for_dims(
         [head_dim, value_dim]: [u32; 2],
         min_subgroup_size: u32,
@@ -42,9 +41,7 @@ impl Variant {
         grad_o: Stored,
         options: Options,
     ) -> Option<Self> {
-        let plain = !options.changes_scores() && !options.keep_words();
-        if !plain
-            || head_dim.max(value_dim) > MAX_DIM
+        if head_dim.max(value_dim) > MAX_DIM
             || matches!(makes, Makes::Dbias(_) | Makes::DkDv(None, _) | Makes::DkDv(_, None))
         {
             return None;
@@ -89,15 +86,24 @@ impl Variant {
         self.lanes
     }
 
-    /// Loop iterations of an invocation for one tile, all loops together: no less than there are, as drivers count. Few tiles have masked
-    /// pairs.
+    /// Loop iterations of an invocation for one tile, all loops together: no less than there are, as drivers count.
     pub(crate) fn iterations_of_tile(&self) -> u32 {
-        2
+        let options = &self.options;
+        // Where only causality, window and length mask, few tiles have masked pairs; a table may have some in any.
+        let any_masked = options.keep_words() || options.bias.is_some();
+        // A word of each row comes every 32 keys, one of each query every time.
+        let words = match self.makes {
+            Makes::DkDv(..) => 32,
+            _ => ROWS * self.lanes,
+        };
+        let word = if options.mask_mod.is_some() { 34 } else { 1 };
+        let finding = if options.keep_words() { 2 + (words * word).div_ceil(32) } else { 0 };
+        2 + finding + if options.changes_scores() { ROWS } else { 0 } + if any_masked { ROWS + 1 } else { 0 }
     }
 
     /// What the device needs to know.
     pub(crate) fn kernel(&self) -> Kernel {
-        let mut features = wgpu::Features::SUBGROUP;
+        let mut features = wgpu::Features::SUBGROUP | Stored::features(self.options.bias);
         let mut recipe = Recipe::new("flash_bwd_broadcast")
             .spec("LANES", self.lanes)
             .spec("HEAD_DIM", self.head_dim)
@@ -131,6 +137,9 @@ impl Variant {
         if let Some(b_out) = dtypes.next() {
             recipe = recipe.slot("b_out", b_out);
             outputs.push((9, Access::ReadWrite));
+        }
+        if let Some(text) = &self.options.score_mod_derivative {
+            recipe = recipe.text("score_mod_derivative", text);
         }
         let (recipe, mut storage) = self.options.apply_shared(recipe, Some("words"));
         storage.extend(outputs);

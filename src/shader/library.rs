@@ -52,6 +52,7 @@ impl Library {
         "common/pair_none.wgsl",
         "common/params_immediate.wgsl",
         "common/params_uniform.wgsl",
+        "common/rows.wgsl",
         "common/score_mod_derivative_none.wgsl",
         "common/score_mod_none.wgsl",
         "common/stored_bf16.wgsl",
