@@ -29,12 +29,12 @@
 //! | store in f16 or bf16 | [`DType`], [`Storage`], [`Attention::output_dtype`] |
 //! | place data: strides, (batch, length, heads, dim), a fused QKV projection, your own buffer | [`Tensor`], [`Engine::borrow`] |
 //! | know what will run, with how many bytes, and why, without a GPU | [`Plan`], [`DeviceFacts`] |
-//! | compile kernels before their first call | [`Engine::warm_up`], [`Engine::set_pipeline_cache`] |
+//! | compile kernels before their first call | [`Engine::warm_up`], [`Engine::warm_up_backward`], [`Engine::set_pipeline_cache`] |
 //! | have the fastest variants of this device chosen | [`Tuning`], [`TuningChoice`] |
 //! | record into an encoder of your own | [`Plan::record`] |
-//! | train: gradients | [`Engine::attention_backward`], [`BackwardPlan::record`] |
+//! | train: gradients; `examples/char_lm` trains a transformer | [`Engine::attention_backward`], [`BackwardPlan::record`] |
 //! | attend to keys in parts: chunks, shared prefixes | [`Engine::merge`] |
-//! | run for long, with progress and cancellation | [`Engine::run`] |
+//! | run for long, with progress and cancellation | [`Engine::run`], [`Engine::run_backward`] |
 //! | count device memory | [`Engine::memory`], [`Engine::allocator_report`] |
 //! | compare with attention that stores the score matrix | [`Path::Naive`] |
 //! | decide what is right | [`mod@reference`] |

@@ -1,11 +1,14 @@
 //! Trains a small character-level transformer on Shakespeare three times, to show what the causal mask and the scale 1/√d are for:
 //!
 //! - **no mask**: each character sees the one it should predict. The training loss falls towards 0, and what it writes is garbage.
-//! - **no scale**: scores of variance d make softmax pick one key, of which little gradient comes back. The loss stalls.
+//! - **no scale**: scores of variance d make softmax pick one key, of which little gradient comes back. The entropy of attention is near 0
+//!   from the first step on, and the loss lags behind for good; with layer norm and Adam it doesn't stop.
 //! - **both**: it learns.
 //!
+//! `record.txt` has what 300 steps of each printed, and `curves.svg` their losses.
+//!
 //! ```sh
-//! cargo run --release --example char_lm                           # all three, some minutes on a software device
+//! cargo run --release --example char_lm                           # all three, ten minutes on a software device
 //! cargo run --release --example char_lm -- --only both --steps 3000 # as long as you like
 //! cargo run --release --example char_lm -- --svg curves.svg       # where the loss curves go
 //! ```
@@ -37,7 +40,7 @@ struct Args {
     #[arg(long)]
     only: Option<Variant>,
     /// Steps of training of each run.
-    #[arg(long, default_value_t = 300)]
+    #[arg(long, default_value_t = 150)]
     steps: usize,
     /// Sequences of a step.
     #[arg(long, default_value_t = 16)]
