@@ -164,7 +164,7 @@ impl Variant {
             Makes::DkDv(..) => sums(self.col_vecs[0]) + sums(self.col_vecs[1]),
             Makes::Dbias(_) => 0,
         };
-        let of_word = if self.options.mask_mod.is_some() { 34 } else { 1 };
+        let of_word = self.options.iterations_of_word();
         let keep = if self.options.keep_words() { items(self.keep_count()) * of_word } else { 0 };
         slices.saturating_mul(slice).saturating_add(sums + keep + 4)
     }

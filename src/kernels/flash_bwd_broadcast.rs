@@ -96,8 +96,7 @@ impl Variant {
             Makes::DkDv(..) => 32,
             _ => ROWS * self.lanes,
         };
-        let word = if options.mask_mod.is_some() { 34 } else { 1 };
-        let finding = if options.keep_words() { 2 + (words * word).div_ceil(32) } else { 0 };
+        let finding = if options.keep_words() { 2 + (words * options.iterations_of_word()).div_ceil(32) } else { 0 };
         2 + finding + if options.changes_scores() { ROWS } else { 0 } + if any_masked { ROWS + 1 } else { 0 }
     }
 

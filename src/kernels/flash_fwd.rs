@@ -104,6 +104,11 @@ impl Options {
         self.mask || self.ranges || self.mask_mod.is_some()
     }
 
+    /// Loop iterations for a word of those, as `keep_word` in common/attention.wgsl: a mask_mod is asked for each of its 32 keys.
+    pub(crate) fn iterations_of_word(&self) -> u32 {
+        if self.mask_mod.is_some() { 34 } else { 1 }
+    }
+
     /// A recipe with these options, and its storage buffers; but for how q, k and v are read, which each kernel has its own way for.
     pub(crate) fn apply(&self, recipe: Recipe) -> (Recipe, Vec<(u32, Access)>) {
         let has_extras = self.has_tables() || self.passes;
@@ -270,7 +275,7 @@ impl Variant {
         let scores = head_dim.div_ceil(self.slice_d).saturating_mul(q_and_k + self.slice_d + 2);
         let values =
             (self.block_kv() / self.slice_kv) * (items(self.slice_kv * self.v_stride()) + self.slice_kv + 4) + 1;
-        let of_word = if self.options.mask_mod.is_some() { 34 } else { 1 };
+        let of_word = self.options.iterations_of_word();
         let keep = if self.options.keep_words() { items(self.keep_count()) * of_word } else { 0 };
         scores.saturating_add(values + self.tx + 4 + keep)
     }

@@ -87,7 +87,7 @@ impl Variant {
         let options = &self.options;
         // Where only causality, window and length mask, few tiles have masked keys; a table may have some in any.
         let any_masked = options.keep_words() || options.bias.is_some();
-        let word = self.rows * if options.mask_mod.is_some() { 34 } else { 1 };
+        let word = self.rows * options.iterations_of_word();
         // A new word comes every 32 keys.
         let finding = if options.keep_words() { 2 + (word * self.lanes).div_ceil(32) } else { 0 };
         // What was skipped of V takes all of those tiles again, for each stored chunk of columns.
