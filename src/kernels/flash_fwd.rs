@@ -104,7 +104,7 @@ impl Options {
         self.mask || self.ranges || self.mask_mod.is_some()
     }
 
-    /// Loop iterations for a word of those, as `keep_word` in common/attention.wgsl: a mask_mod is asked for each of its 32 keys.
+    /// Loop iterations for a word of those, as `keep_word` in common/attention.wgsl: a `mask_mod` is asked for each of its 32 keys.
     pub(crate) fn iterations_of_word(&self) -> u32 {
         if self.mask_mod.is_some() { 34 } else { 1 }
     }
