@@ -1,7 +1,7 @@
 //! Engines that all tests share, inputs amid NaN, outputs amid guard words, and the one way to check a problem.
 
 use std::io::Write;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 
 use half::{bf16, f16};
 use tilewise::reference::{self, Case, Output, Precision};
@@ -40,21 +40,45 @@ pub(crate) fn with_limits(limits: wgpu::Limits) -> Option<Engine> {
     Some(Engine::with_device(device, queue))
 }
 
-/// Both engines, shared so that each compiles a pipeline once. Empty without an adapter.
+/// Both engines of this test. Empty without an adapter.
 pub(crate) fn engines() -> Vec<&'static Engine> {
     [with_adapter_limits(), with_default_limits()].into_iter().flatten().collect()
 }
 
 /// The engine that has everything the adapter has.
 pub(crate) fn with_adapter_limits() -> Option<&'static Engine> {
-    static ENGINE: OnceLock<Option<Engine>> = OnceLock::new();
-    ENGINE.get_or_init(|| open(LimitsChoice::Adapter)).as_ref()
+    LENT.with(|lent| lent.0.with_adapter_limits.get_or_init(|| open(LimitsChoice::Adapter)).as_ref())
 }
 
 /// The engine that has wgpu's default limits and no optional feature.
 pub(crate) fn with_default_limits() -> Option<&'static Engine> {
-    static ENGINE: OnceLock<Option<Engine>> = OnceLock::new();
-    ENGINE.get_or_init(|| open(LimitsChoice::Default)).as_ref()
+    LENT.with(|lent| lent.0.with_default_limits.get_or_init(|| open(LimitsChoice::Default)).as_ref())
+}
+
+/// The engines that one test at a time has, handed on to the next with the pipelines that they have. Tests that run beside each other
+/// have engines of their own: a driver like lavapipe compiles one pipeline of a device at a time, and that is what tests wait for.
+#[derive(Default)]
+struct Engines {
+    with_adapter_limits: OnceLock<Option<Engine>>,
+    with_default_limits: OnceLock<Option<Engine>>,
+}
+
+/// What the thread of a test has until it ends.
+struct Lent(&'static Engines);
+
+static FREE: Mutex<Vec<&'static Engines>> = Mutex::new(Vec::new());
+
+thread_local! {
+    static LENT: Lent = {
+        let free = FREE.lock().unwrap().pop();
+        Lent(free.unwrap_or_else(|| Box::leak(Box::default())))
+    };
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        FREE.lock().unwrap().push(self.0);
+    }
 }
 
 /// Numbers in [-range, range) that a seed fixes (`SplitMix64`), each used to its last bit.
