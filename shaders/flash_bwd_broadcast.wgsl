@@ -387,7 +387,7 @@ fn flash_bwd_broadcast(
                         // @unroll
                         for (var n = 0u; n < LANES; n++) {
                             let kept = (subgroupBroadcast(other_keep, n) >> (own_at - first_own)) & 1u;
-                            bits &= ~(select(1u, 0u, kept == 1u) << n);
+                            bits &= ~((1u - kept) << n);
                         }
                     }
                     if (KEEP_WORDS && !OWN_KEYS) {

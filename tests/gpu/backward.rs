@@ -51,17 +51,20 @@ fn grads(call: &Call) -> (Vec<f32>, Vec<f32>) {
     (grad_o, random(31 * call.seed + 9, 1.0, o / value_dim))
 }
 
-/// Runs a forward call, then a plan of its gradients recorded into an encoder of the test's own, into outputs amid guard words.
+/// Runs a plan recorded into an encoder of the test's own, from the reference's o and lse (kernels of forward calls have tests of their own,
+/// and take as long to compile again), into outputs amid guard words.
 #[track_caller]
 fn run(call: &Call, engine: &Engine, plan: &BackwardPlan, data: &HostData) -> Got {
     let Dims { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim } = call.dims;
     let uploaded = call.upload(engine, data);
     let inputs = uploaded.inputs();
-    let out = engine.attention_with(&inputs, &call.options()).unwrap();
+    let output = call.reference(data);
+    let [o, lse] = [output.o, output.lse].map(|x| x.into_iter().map(|x| x as f32).collect::<Vec<_>>());
     let (grad_o, grad_lse) = grads(call);
-    let grad_o = call.place(engine, call.storage.o, &grad_o, &call.shape(q_heads, q_len, value_dim));
+    let [o, grad_o] = [round(call.storage.o, o), grad_o]
+        .map(|x| call.place(engine, call.storage.o, &x, &call.shape(q_heads, q_len, value_dim)));
     let lse_shape = if call.lens == Lens::Packed { vec![q_heads, q_len] } else { vec![batch, q_heads, q_len] };
-    let grad_lse = engine.upload(&grad_lse, &lse_shape).unwrap();
+    let [lse, grad_lse] = [lse, grad_lse].map(|x| engine.upload(&x, &lse_shape).unwrap());
     let place = |dtype, heads, len, dim| Placed::new(call, engine, dtype, &call.shape(heads, len, dim));
     let dq = place(call.storage.q, q_heads, q_len, head_dim);
     let dk = place(call.storage.k, kv_heads, kv_len, head_dim);
@@ -75,7 +78,7 @@ fn run(call: &Call, engine: &Engine, plan: &BackwardPlan, data: &HostData) -> Go
         dbias: dbias.as_ref().map(|it| it.tensor.clone()),
         dsinks: dsinks.as_ref().map(|it| it.tensor.clone()),
     };
-    let given = BackwardInputs { inputs, o: &out.o, lse: &out.lse, grad_o: &grad_o, grad_lse: Some(&grad_lse) };
+    let given = BackwardInputs { inputs, o: &o, lse: &lse, grad_o: &grad_o, grad_lse: Some(&grad_lse) };
     let workspace = engine.alloc_backward_workspace(plan).unwrap();
     let bindings = BackwardBindings { inputs: given, gradients: &gradients, workspace: workspace.as_ref() };
     let mut encoder = engine.device().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
