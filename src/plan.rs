@@ -211,11 +211,6 @@ fn is_long(problem: &Problem) -> bool {
 /// Accumulator vec4s a thread may hold before it spills: 128 scalars of the 255 registers that common GPUs give a thread.
 const MAX_ACC_VECS: u32 = 32;
 
-/// How many a thread holds, those that don't spill all alike.
-fn held_vecs(variant: &flash_fwd::Variant) -> u32 {
-    (4 * variant.row_vecs * variant.col_vecs).max(MAX_ACC_VECS)
-}
-
 fn supported(kernel: &Kernel, facts: &DeviceFacts) -> bool {
     kernel.check(&facts.limits, facts.features).is_ok()
 }
@@ -251,7 +246,7 @@ pub(crate) fn forward_variants<'a>(
             })
             .collect();
         // Stable: among those that don't spill the order above stands.
-        fits.sort_by_key(held_vecs);
+        fits.sort_by_key(|variant| (4 * variant.row_vecs * variant.col_vecs).max(MAX_ACC_VECS));
         variants.extend(fits.into_iter().map(forward::Variant::Workgroup));
     }
     let most_rows = flash_fwd_broadcast::most_rows(head_dim, value_dim);
@@ -377,8 +372,7 @@ impl Plan {
     }
 
     /// The tiled plans that the device can run for a problem: what verification and tuning go through. First the one that [`Plan::new`]
-    /// chooses where nothing was tuned; of a call that takes long those that are likely on other devices too. Of tiles that take more
-    /// registers than there are only one: they are slow, and drivers take seconds to compile each.
+    /// chooses where nothing was tuned; of a call that takes long those that are likely on other devices too.
     ///
     /// # Errors
     /// As [`Plan::new`].
@@ -386,17 +380,9 @@ impl Plan {
         check_tiled(problem, facts)?;
         let among = if problem.flops() >= ALL_TRIED_FLOPS { Among::All } else { Among::Likely };
         let (mut plans, mut refused) = (Vec::new(), None);
-        let mut has_spilling = false;
         for variant in forward_variants(problem, facts, among) {
-            let spills = matches!(&variant, forward::Variant::Workgroup(it) if held_vecs(it) > MAX_ACC_VECS);
-            if spills && has_spilling {
-                continue;
-            }
             match Self::tiled(problem, facts, variant) {
-                Ok(plan) => {
-                    plans.push(plan);
-                    has_spilling |= spills;
-                }
+                Ok(plan) => plans.push(plan),
                 Err(error) => refused = Some(least_refused(refused, error)),
             }
         }
