@@ -51,8 +51,8 @@ fn grads(call: &Call) -> (Vec<f32>, Vec<f32>) {
     (grad_o, random(31 * call.seed + 9, 1.0, o / value_dim))
 }
 
-/// Runs a plan recorded into an encoder of the test's own, from the reference's o and lse (kernels of forward calls have tests of their own,
-/// and take as long to compile again), into outputs amid guard words.
+/// Runs a plan recorded into an encoder of the test's own, from the reference's o and lse, into outputs amid guard words. Kernels of forward
+/// calls have tests of their own; compiling them too would take half as long again.
 #[track_caller]
 fn run(call: &Call, engine: &Engine, plan: &BackwardPlan, data: &HostData) -> Got {
     let Dims { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim } = call.dims;

@@ -5,8 +5,7 @@ use tilewise::{Align, Dims, Error, wgpu};
 
 use super::support::{MASKS, Setup, Tensors, bits, engines, one_head, plans, with_limits};
 
-/// One of each number of columns that a thread may own, and some that nothing divides. Most of what these tests take is the compilation of a
-/// kernel for each.
+/// Widths that fill a thread's columns, and some that nothing divides. Each is a kernel to compile, which is most of what these tests take.
 const DIMS: [usize; 12] = [1, 3, 8, 20, 40, 63, 64, 96, 128, 160, 256, 512];
 
 const DIMS_APART: [[usize; 2]; 7] = [[1, 63], [63, 1], [20, 72], [192, 40], [80, 256], [512, 3], [2, 512]];

@@ -1,4 +1,4 @@
-//! Engines that all tests share, inputs amid NaN, outputs amid guard words, and the one way to check a problem.
+//! Engines that tests hand on to each other, inputs amid NaN, outputs amid guard words, and the one way to check a problem.
 
 use std::io::Write;
 use std::sync::{Mutex, OnceLock};
